@@ -1,0 +1,209 @@
+"""Texts for the history, made safe and bounded: a run's output, its arguments, its error."""
+
+from __future__ import annotations
+
+import logging
+import re
+import reprlib
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
+
+from django.core.management.base import OutputWrapper
+from django.db.models import Manager, Model
+from django.db.models.query import QuerySet
+
+from .context import current_run
+
+MAX_ARGUMENTS = 2_000
+MAX_ERROR_CLASS = 200
+MAX_ERROR_MESSAGE = 10_000
+MAX_TRACEBACK = 100_000
+
+# CSI and OSC sequences (ECMA-48, sections 5.4 and 5.6) and other two-byte escapes: colours, cursor moves, titles.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_SECRET = re.compile(r"passw|secret|token|api_?key|credential|signature", re.IGNORECASE)
+
+
+def clean(text: str) -> str:
+    """Return `text` as PostgreSQL can store it and a page can show it.
+
+    Terminal escapes are removed; NUL and lone surrogates become U+FFFD and `?`.
+    """
+    text = _ESCAPES.sub("", text).replace("\x00", "\ufffd")
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return `text`, with its middle taken out when it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[… {len(text) - limit:,} characters cut …]\n"
+    kept = max(limit - len(note), 0)
+    return text[: kept // 3] + note + text[len(text) - (kept - kept // 3) :]
+
+
+class OutputTail:
+    """The last `limit` characters of what is appended, from any thread, in bounded memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunks: deque[str] = deque()
+        self._kept = 0
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def append(self, text: str) -> None:
+        """Add `text` at the end."""
+        kept = text[-self._limit :] if self._limit else ""
+        with self._lock:
+            self._total += len(text)
+            if not kept:
+                return
+            self._chunks.append(kept)
+            self._kept += len(kept)
+            while self._kept - len(self._chunks[0]) >= self._limit:
+                self._kept -= len(self._chunks.popleft())
+
+    def text(self) -> str:
+        """Return the tail, cleaned, under a line that says how much came before it."""
+        with self._lock:
+            tail, total = "".join(self._chunks), self._total
+        tail = tail[len(tail) - self._limit :] if len(tail) > self._limit else tail
+        cut = total - len(tail)
+        note = f"[… {cut:,} characters cut …]\n" if cut and tail else ""
+        return note + clean(tail)
+
+
+class TeeOutput(OutputWrapper):
+    """A command's `self.stdout` or `self.stderr` that also writes to a tail."""
+
+    def __init__(self, wrapped: OutputWrapper, tail: OutputTail) -> None:
+        self._wrapped = wrapped
+        self._tail = tail
+        super().__init__(wrapped, ending=wrapped.ending)
+
+    @property
+    def style_func(self) -> Any:
+        return self._wrapped.style_func
+
+    @style_func.setter
+    def style_func(self, style_func: Any) -> None:
+        # OutputWrapper's constructor resets the style; the wrapped one keeps its own.
+        if style_func is not None:
+            self._wrapped.style_func = style_func
+
+    def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
+        self._wrapped.write(msg, style_func, ending)
+        ending = self.ending if ending is None else ending
+        self._tail.append(msg if msg.endswith(ending) else msg + ending)
+
+
+class TeeStream:
+    """A text stream such as `sys.stdout` that also writes to a tail."""
+
+    def __init__(self, stream: IO[str], tail: OutputTail) -> None:
+        self._stream = stream
+        self._tail = tail
+
+    def write(self, text: str) -> int:
+        written = self._stream.write(text)
+        self._tail.append(text)
+        return written
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _TailHandler(logging.Handler):
+    def __init__(self, tail: OutputTail, run_id: int) -> None:
+        super().__init__()
+        self._tail = tail
+        self._run_id = run_id
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        run = current_run()
+        return run is not None and run.id == self._run_id
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._tail.append(self.format(record) + "\n")
+        except Exception:
+            # What logging does for every handler: a message that cannot be formatted is not the job's failure.
+            self.handleError(record)
+
+
+@contextmanager
+def capture_logging(tail: OutputTail, run_id: int) -> Iterator[None]:
+    """Append to `tail` what is logged inside the run `run_id` and reaches the root logger."""
+    handler = _TailHandler(tail, run_id)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+class _ArgumentRepr(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 200
+        self.maxlevel = 3
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, Model):
+            return f"{type(x).__name__}(pk={super().repr1(x.pk, level)})"
+        if isinstance(x, QuerySet | Manager):
+            # Their repr would run a query.
+            return f"<{type(x).__name__} of {getattr(x.model, '__name__', x.model)}>"
+        return super().repr1(x, level)
+
+
+def describe_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return a call's arguments as text, such as `tenant=Tenant(pk=7), dry_run=False`.
+
+    No query is run for it, what looks like a secret by its name is masked, and it is at most 2,000 characters long.
+    """
+    shorten = _ArgumentRepr().repr
+    parts = []
+    for name, value in arguments.items():
+        try:
+            text = "********" if _SECRET.search(name) and value is not None else shorten(value)
+        except Exception:
+            text = f"<{type(value).__name__}, whose repr failed>"
+        parts.append(f"{name}={text}")
+    return cut_middle(clean(", ".join(parts)), MAX_ARGUMENTS)
+
+
+def error_class(error: BaseException) -> str:
+    """Return the error's class with its module, builtins without."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return clean(name)[:MAX_ERROR_CLASS]
+
+
+def error_message(error: BaseException) -> str:
+    """Return the error's text, cut to 10,000 characters; a text that cannot be had is said to be so."""
+    try:
+        text = str(error)
+    except BaseException:  # __str__ is the job's code: whatever it raises must not replace the job's own error
+        text = f"<{type(error).__name__}, whose text could not be had>"
+    return cut_middle(clean(text), MAX_ERROR_MESSAGE)
+
+
+def error_traceback(error: BaseException) -> str:
+    """Return the whole traceback with causes and notes, its middle cut out when it exceeds 100,000 characters."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # as above
+        text = "".join(traceback.format_tb(error.__traceback__)) + f"{error_class(error)}: {error_message(error)}\n"
+    return cut_middle(clean(text), MAX_TRACEBACK)

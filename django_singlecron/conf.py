@@ -1,0 +1,77 @@
+"""The setting `SINGLECRON`, typed, read when first needed, read again when a test overrides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+SETTING = "SINGLECRON"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `SINGLECRON` holds, under the same names in lower case."""
+
+    locking: bool = True
+    """False runs every job without a lock: for development on a database that has none."""
+    database: str = "default"
+    """The alias of the database that jobs without `using=` lock, record and work in."""
+    record_skips: bool = True
+    """Whether jobs without `record_skips=` leave a row for each attempt that was skipped."""
+    output_limit: int = 65_536
+    """How many characters of a run's output the history keeps: the last ones."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the setting."""
+
+    message: str
+    hint: str
+    unknown_key: bool = False
+
+
+def find_problems(value: object) -> Iterator[Problem]:
+    """Yield what is wrong with `value`, read as the setting `SINGLECRON`."""
+    if not isinstance(value, dict):
+        yield Problem(
+            f"{SETTING} is a {type(value).__name__}, not a dict.", f'Write {SETTING} = {{"DATABASE": "default"}}.'
+        )
+        return
+    types = {field.name.upper(): type(field.default) for field in fields(Settings)}
+    for key, given in value.items():
+        if key not in types:
+            yield Problem(f"{SETTING} has an unknown key: {key!r}.", f"It may hold: {', '.join(types)}.", True)
+        elif type(given) is not types[key]:
+            yield Problem(
+                f"{SETTING}[{key!r}] is {given!r}, a {type(given).__name__}.",
+                f"It must be of type {types[key].__name__}.",
+            )
+        elif key == "OUTPUT_LIMIT" and given < 0:
+            yield Problem(f"{SETTING}[{key!r}] is {given!r}.", "It is a number of characters: 0 or more.")
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """Return the settings of the project.
+
+    Raises `ImproperlyConfigured` when the dict has an unknown key or a value of the wrong type.
+    """
+    value: dict[str, Any] = getattr(django_settings, SETTING, {})
+    for problem in find_problems(value):
+        raise ImproperlyConfigured(f"{problem.message} {problem.hint}")
+    return Settings(**{key.lower(): given for key, given in value.items()})
+
+
+def _forget(*, setting: str, **kwargs: object) -> None:
+    if setting == SETTING:
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget)

@@ -1,0 +1,77 @@
+"""The run that is going on in this thread or task, and what a call returns."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One acquired attempt, as the job sees it through `current_run()`."""
+
+    id: int
+    """The primary key of its `JobRun` row."""
+    name: str
+    """The job's name, placeholders filled in."""
+    key: int | None
+    """The advisory lock's key; None when it runs without a lock."""
+    token: int | None
+    """A number that grows with every acquisition, for outside systems that fence; None without a lock."""
+    started_at: datetime
+    """When the attempt was made, by the database's clock."""
+    using: str
+    """The alias of the database that holds the lock, the history and the work."""
+
+
+@dataclass(frozen=True)
+class RunResult(Generic[T]):
+    """What became of one call of a singleton task. True when the job ran, false when it was skipped."""
+
+    outcome: str
+    """`"acquired"` or `"skipped"`."""
+    value: T | None = None
+    """What the job returned; None when it was skipped."""
+    skip_reason: str | None = None
+    """Why it was skipped, such as `"locked"`; None when it ran."""
+    held_by: int | None = None
+    """The id of the run that held the lock; None when it ran, or when the holder left no row."""
+    run_id: int | None = None
+    """The id of this attempt's `JobRun` row; None when skips are not recorded."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether the job ran."""
+        return self.outcome == "acquired"
+
+    def __bool__(self) -> bool:
+        return self.ran
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run and the runs that it was called from."""
+
+    run: Run
+    outer: RunContext | None
+    inner_attempts: list[object] = field(default_factory=list)
+    """The rows of attempts recorded inside the run's transaction, to be written again should it roll back."""
+
+    def find(self, name: str, using: str) -> RunContext | None:
+        """Return the run of the job `name` in the database `using` that this is inside of, if any."""
+        if (self.run.name, self.run.using) == (name, using):
+            return self
+        return self.outer.find(name, using) if self.outer else None
+
+
+run_context: ContextVar[RunContext | None] = ContextVar("django_singlecron_run", default=None)
+
+
+def current_run() -> Run | None:
+    """Return the run that this code is part of, or None outside a job."""
+    context = run_context.get()
+    return context.run if context else None

@@ -1,0 +1,330 @@
+"""`@singleton_task`: what it accepts, and what a decorated function is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from asgiref.sync import markcoroutinefunction, sync_to_async
+from django.core.management.base import BaseCommand
+
+from . import crontab, registry
+from .conf import get_settings
+from .context import RunResult
+from .exceptions import InvalidName, InvalidTask
+from .keys import KeyOption, NameTemplate, bind_arguments, check_key_option, make_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .capture import OutputTail
+    from .runner import Call, Outcome
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+CommandT = TypeVar("CommandT", bound=BaseCommand)
+
+# Longer, and PostgreSQL's timeouts, which are 32-bit numbers of milliseconds, could not express it.
+MAX_TIMEOUT = timedelta(days=24)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of `singleton_task`, checked."""
+
+    name: str | None = None
+    key: KeyOption = "hashtextextended"
+    using: str | None = None
+    timeout: timedelta | None = None
+    record_skips: bool | None = None
+
+
+class SingletonTask(Generic[P, R]):
+    """A function that runs under its lock when it is called. Made by `singleton_task`, which see.
+
+    It holds the options and nothing of any call, so threads may share it.
+    """
+
+    def __init__(self, func: Callable[..., Any], options: TaskOptions) -> None:
+        functools.update_wrapper(self, func)
+        self.func = func
+        """The undecorated function."""
+        self.options = options
+        self._signature = inspect.signature(func)
+        self._is_async = inspect.iscoroutinefunction(func)
+        self._template = self._make_template(func, options.name)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def _make_template(self, func: Callable[..., Any], name: str | None) -> NameTemplate | None:
+        if name is None and self.is_handle:
+            return None
+        if name is None and (func.__name__ == "<lambda>" or func.__module__ == "__main__"):
+            raise InvalidName(
+                f"{func.__qualname__} of the module {func.__module__} has no name that is the same on every replica. "
+                'Give it one: @singleton_task("nightly-billing").'
+            )
+        if name is None:
+            # A module's or function's name holds no braces, but <locals> is part of one inside a function.
+            name = f"{func.__module__}.{func.__qualname__}"
+        return NameTemplate(name, self._signature, func.__qualname__)
+
+    @property
+    def is_handle(self) -> bool:
+        """Whether it looks like a command's `handle()`, whose default name is the command's."""
+        return self.func.__name__ == "handle" and "." in self.func.__qualname__
+
+    @property
+    def name(self) -> str:
+        """The job's name, with its placeholders."""
+        if self._template is None:
+            return self.func.__module__.rpartition(".")[2]
+        return self._template.template
+
+    @property
+    def using(self) -> str:
+        """The alias of the job's database."""
+        return self.options.using or get_settings().database
+
+    @property
+    def is_async(self) -> bool:
+        """Whether calling it gives a coroutine."""
+        return self._is_async
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if issubclass(owner, BaseCommand) and self._is_async:
+            raise InvalidTask(f"{self.func.__qualname__} is a coroutine function; Django's commands are not awaited.")
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: SingletonTask[Concatenate[Any, P], R], instance: object, owner: type | None = None
+    ) -> Callable[P, R]: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._is_async:
+            return cast("R", self._run_async(args, kwargs))
+        try:
+            if args and isinstance(args[0], BaseCommand):
+                return cast("R", self.run_command(args[0], args[1:], kwargs).result.value)
+            return cast("R", self._run_function(args, kwargs))
+        except BaseException:
+            if crontab.is_crontab_run():
+                crontab.fail_at_exit()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<singleton task {self.name!r}: {self.__module__}.{self.__qualname__}>"
+
+    def __reduce__(self) -> str:
+        # Pickled by reference, as the function itself would be.
+        return self.__qualname__
+
+    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
+        # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
+        from . import commands, runner
+        from .models import JobRun
+
+        arguments = bind_arguments(self._signature, args, kwargs)
+        call = self._make_call(
+            cast("NameTemplate", self._template or self._template_of(self.name)).render(arguments),
+            arguments,
+            JobRun.Trigger.FUNCTION,
+            commands.describe_process(),
+            lambda tail: self.func(*args, **kwargs),
+        )
+        return runner.run(call).result
+
+    async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
+        # The run's statements go through one thread, as Django's own async interface sends them.
+        return await sync_to_async(self._run_function, thread_sensitive=True)(args, kwargs)
+
+    def run_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> Outcome[Any]:
+        """Run a command's `handle(*args, **options)` as a job, and say on its stderr when it was skipped.
+
+        Raises `CommandError` in place of what refused the run.
+        """
+        from . import commands
+
+        def make_call(body: Callable[[OutputTail], Any]) -> Call:
+            template = self._template or self._template_of(commands.command_name(command))
+            return self._make_call(
+                template.render(bind_arguments(self._signature, (command, *args), options)),
+                commands.job_arguments(args, options),
+                commands.trigger_of(command),
+                commands.describe_process(),
+                body,
+            )
+
+        return commands.run_handle(command, lambda: self.func(command, *args, **options), options, make_call)
+
+    def _template_of(self, name: str) -> NameTemplate:
+        return NameTemplate(name, self._signature, self.func.__qualname__)
+
+    def _make_call(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        trigger: str,
+        command: str,
+        body: Callable[[OutputTail], Any],
+    ) -> Call:
+        from .capture import describe_arguments
+        from .runner import Call
+
+        options, settings = self.options, get_settings()
+        return Call(
+            job=name,
+            key=make_key(name, options.key),
+            using=self.using,
+            timeout=options.timeout,
+            record_skips=settings.record_skips if options.record_skips is None else options.record_skips,
+            arguments=describe_arguments(arguments),
+            trigger=trigger,
+            command=command,
+            body=body,
+        )
+
+
+class Decorator(Protocol):
+    """What `singleton_task(…)` returns."""
+
+    @overload
+    def __call__(self, target: type[CommandT], /) -> type[CommandT]: ...
+    @overload
+    def __call__(
+        self, target: Callable[Concatenate[CommandT, P], str | None], /
+    ) -> Callable[Concatenate[CommandT, P], str | None]: ...
+    @overload
+    def __call__(
+        self, target: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> SingletonTask[P, Coroutine[Any, Any, RunResult[T]]]: ...
+    @overload
+    def __call__(self, target: Callable[P, T], /) -> SingletonTask[P, RunResult[T]]: ...
+
+
+@overload
+def singleton_task(target: type[CommandT], /) -> type[CommandT]: ...
+@overload
+def singleton_task(
+    target: Callable[Concatenate[CommandT, P], str | None], /
+) -> Callable[Concatenate[CommandT, P], str | None]: ...
+@overload
+def singleton_task(
+    target: Callable[P, Coroutine[Any, Any, T]], /
+) -> SingletonTask[P, Coroutine[Any, Any, RunResult[T]]]: ...
+@overload
+def singleton_task(target: Callable[P, T], /) -> SingletonTask[P, RunResult[T]]: ...
+@overload
+def singleton_task(
+    name: str | None = None,
+    /,
+    *,
+    key: KeyOption = "hashtextextended",
+    using: str | None = None,
+    timeout: timedelta | float | None = None,
+    record_skips: bool | None = None,
+) -> Decorator: ...
+
+
+def singleton_task(
+    target: Any = None,
+    /,
+    *,
+    name: Any = None,
+    key: Any = "hashtextextended",
+    using: Any = None,
+    timeout: Any = None,
+    record_skips: Any = None,
+) -> Any:
+    """Run a function or a management command on one replica at a time, inside a transaction, and record each attempt.
+
+    Decorates a function, a coroutine function, a method, a `BaseCommand` subclass or its `handle()`, with options or
+    without. A call tries the job's advisory lock. When another run holds it, the call is recorded as skipped and
+    returns at once; otherwise the job runs in a transaction of its own, whose commit ends the lock. The call returns a
+    `RunResult`, false when skipped; a command returns what its `handle()` returned.
+
+    Arguments:
+    - `name`, first or by keyword: the job's name, at most 200 characters, by default the command's name or
+      `module.function`. It may hold arguments: `"bill:{tenant_id}"` makes a lock for each tenant.
+    - `key`: how the lock's key follows from the name: `"hashtextextended"` (64 bits, the default) or `"hashtext"`
+      (32 bits), both computed by PostgreSQL; or a fixed integer of 64 bits, or a pair of integers of 32 bits.
+    - `using`: the alias of the database that holds the lock, the history and the work; by default the setting
+      `SINGLECRON["DATABASE"]`, which is `"default"`.
+    - `timeout`: a timedelta or seconds, at most 24 days, after which the run is ended and its work rolled back.
+    - `record_skips`: whether skipped attempts leave a row; by default the setting `SINGLECRON["RECORD_SKIPS"]`.
+
+    Raises `InvalidTask` or `InvalidName` for what cannot run under a lock. A call raises a `RunRefused` when nothing
+    could run, and else whatever the job raised.
+
+    """
+    by_position = target if isinstance(target, str) else None
+    if by_position is not None and name is not None:
+        raise InvalidTask(f"The job has two names, {by_position!r} and {name!r}.")
+    options = _check_options(by_position if name is None else name, key, using, timeout, record_skips)
+    if target is None or by_position is not None:
+        return lambda decorated: _decorate(decorated, options)
+    return _decorate(target, options)
+
+
+def _check_options(name: Any, key: Any, using: Any, timeout: Any, record_skips: Any) -> TaskOptions:
+    if name is not None and not isinstance(name, str):
+        raise InvalidName(f"A job's name is text; {name!r} is a {type(name).__name__}.")
+    if using is not None and not (isinstance(using, str) and using):
+        raise InvalidTask(f"using={using!r} is not the alias of a database.")
+    if record_skips is not None and not isinstance(record_skips, bool):
+        raise InvalidTask(f"record_skips={record_skips!r} is neither True nor False.")
+    return TaskOptions(name, check_key_option(key), using, _check_timeout(timeout), record_skips)
+
+
+def _check_timeout(timeout: Any) -> timedelta | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        try:
+            timeout = timedelta(seconds=timeout)
+        except (OverflowError, ValueError):
+            timeout = None
+    if not isinstance(timeout, timedelta) or not timedelta(0) < timeout <= MAX_TIMEOUT:
+        raise InvalidTask("timeout= is a timedelta or a number of seconds, more than 0 and at most 24 days.")
+    return timeout
+
+
+def _decorate(target: Any, options: TaskOptions) -> Any:
+    if isinstance(target, type) and issubclass(target, BaseCommand):
+        if isinstance(target.handle, SingletonTask):
+            raise InvalidTask(f"{target.__qualname__} is a singleton task already.")
+        task: SingletonTask[Any, Any] = SingletonTask(target.handle, options)
+        task.__set_name__(target, "handle")
+        target.handle = task  # type: ignore[method-assign]  # what a decorated handle() is, too
+        registry.register(task)
+        return target
+    _refuse(target)
+    task = SingletonTask(target, options)
+    registry.register(task)
+    return task
+
+
+def _refuse(target: Any) -> None:
+    if isinstance(target, SingletonTask):
+        raise InvalidTask(f"{target!r} is a singleton task already.")
+    if isinstance(target, type):
+        raise InvalidTask(f"{target.__qualname__} is a class, but no BaseCommand. Decorate a function or its method.")
+    if isinstance(target, staticmethod | classmethod):
+        kind = type(target).__name__
+        raise InvalidTask(f"Decorate the function itself: put @{kind} above @singleton_task.")
+    if not inspect.isfunction(target):
+        raise InvalidTask(
+            f"{target!r} is no function. Decorate the function, before other libraries make a task or a partial of it."
+        )
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise InvalidTask(f"{target.__qualname__} is a generator: calling it runs nothing. Let it return a list.")

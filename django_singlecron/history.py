@@ -1,0 +1,434 @@
+"""The only writer of `JobRun` while jobs run: each verb is one statement, in a named constant where it is SQL."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.db import Error, InterfaceError, OperationalError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from . import capture
+from .exceptions import (
+    DatabaseUnavailable,
+    HistoryNotMigrated,
+    PermissionRefused,
+    ReadOnlyDatabase,
+    RunRefused,
+)
+from .keys import LockKey
+from .locks import Lock, Sql
+from .models import JobRun
+
+logger = logging.getLogger("django_singlecron")
+
+T = TypeVar("T")
+
+TABLE = "django_singlecron_jobrun"
+
+# An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
+# or was stopped so long that its own last word will come later, and puts the record right.
+LOST_AFTER_SECONDS = 10
+
+# Step 1, and all that a loser ever sends: try, and record the attempt as what the trial showed. It stands alone in its
+# transaction, so the lock is let go at its end. Up to two runs that may hold the key come back, since with one there
+# is no doubt who does. The planner's time is most of its cost: a cron process sends it once.
+_OPEN = """
+WITH probe AS MATERIALIZED (
+    SELECT {key} AS key, {probe} AS free
+), holders AS MATERIALIZED (
+    SELECT run.id, run.host, run.pid, run.started_at
+    FROM django_singlecron_jobrun AS run
+    WHERE run.key = (SELECT key FROM probe) AND run.key_is_pair = %s AND run.status = 'running'
+    ORDER BY run.id DESC LIMIT 2
+), attempt AS (
+    INSERT INTO django_singlecron_jobrun
+        (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
+         host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
+    SELECT %s, key, %s, %s, %s,
+           CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
+           CASE WHEN free THEN '' ELSE 'locked' END,
+           CASE WHEN free THEN 'running' ELSE 'skipped' END,
+           CASE WHEN NOT free THEN (SELECT max(id) FROM holders) END,
+           %s, %s, %s, %s, clock_timestamp(),
+           CASE WHEN NOT free THEN clock_timestamp() END,
+           pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
+    FROM probe WHERE free OR %s
+    RETURNING id, started_at
+)
+SELECT probe.free, probe.key, attempt.id, attempt.started_at, current_setting('transaction_isolation'),
+       holders.id, holders.host, holders.pid, holders.started_at
+FROM probe LEFT JOIN attempt ON true LEFT JOIN holders ON true
+ORDER BY holders.id DESC
+"""
+
+# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
+# or, behind a pooler, whose sessions outlive its clients, when they are old. Not while anyone holds the key: the probe
+# is some time ago when this process was stopped since, and then it is a run of now that would be called lost.
+_MARK_LOST = """
+UPDATE django_singlecron_jobrun AS run
+SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
+WHERE run.key = %s AND run.key_is_pair = %s AND run.status = 'running' AND run.id <> %s
+  AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
+       OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
+                      WHERE session.backend_start = run.backend_start))
+  AND NOT EXISTS (SELECT FROM pg_locks
+                  WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                    AND classid = ((run.key >> 32) & 4294967295)::oid AND objid = (run.key & 4294967295)::oid
+                    AND objsubid = CASE WHEN run.key_is_pair THEN 2 ELSE 1 END)
+RETURNING run.id, run.job, run.host, run.pid, run.started_at
+"""
+
+LOST_MESSAGE = (
+    "The process that ran the job ended without a word: it was killed, or its host or connection went away. "
+    "PostgreSQL rolled its work back and freed the lock."
+)
+
+# Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
+# "lost" is overruled: another replica took this run for dead while it was stopped between its probe and its lock.
+_MARK_SUCCEEDED = """
+UPDATE django_singlecron_jobrun
+SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, token = %s, error_message = ''
+WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.run', true) = %s
+"""
+
+_HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
+
+_READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+# serialization_failure and deadlock_detected, which a project's stricter default isolation level can bring about.
+_TRY_AGAIN = ("40001", "40P01")
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known of an attempt before it is made."""
+
+    job: str
+    key: LockKey
+    record_skips: bool
+    arguments: str
+    host: str
+    pid: int
+    trigger: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The run that holds the lock, for messages."""
+
+    run_id: int
+    host: str
+    pid: int
+    started_at: datetime
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What came of opening an attempt."""
+
+    acquired: bool
+    run_id: int | None
+    """None when the attempt was skipped and skips are not recorded."""
+    key: int | None
+    started_at: datetime | None
+    holders: Sequence[Holder] = ()
+    """Runs of the key that may hold it, the newest first. More than one: some are about to find that they do not."""
+    isolation: str = "read committed"
+    """The isolation level that the server gives a transaction that asks for none."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts that describe how a run ended."""
+
+    error_class: str = ""
+    error_message: str = ""
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Texts:
+        """Describe an error."""
+        return cls(capture.error_class(error), capture.error_message(error), capture.error_traceback(error))
+
+
+def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
+    """Try the lock and record the attempt, in one statement.
+
+    Raises a `RunRefused` that says what to do when the database cannot do it.
+    """
+    key, probe = lock.key(attempt.key), lock.probe(attempt.key)
+    pair = attempt.key.is_pair
+    statement = Sql(
+        _OPEN.format(key=key.text, probe=probe.text),
+        [
+            *key.parameters,
+            *probe.parameters,
+            pair,
+            *(attempt.job, pair, lock.label, attempt.arguments),
+            *(attempt.host, attempt.pid, attempt.trigger, attempt.command),
+            attempt.record_skips,
+        ],
+    )
+    try:
+        rows = _fetch_all(connection, statement)
+    except Error as error:
+        raise _refusal(error, attempt.job, connection.alias) from error
+    acquired, key_value, run_id, started_at, isolation = rows[0][:5]
+    holders = [Holder(*row[5:]) for row in rows if row[5] is not None]
+    return Opened(acquired, run_id, key_value, started_at, holders, isolation)
+
+
+def record_attempt(
+    connection: BaseDatabaseWrapper,
+    attempt: Attempt,
+    *,
+    lock: str,
+    key: int | None,
+    acquired: bool,
+    held_by: int | None = None,
+) -> JobRun:
+    """Record an attempt whose outcome is known already, wherever the connection is."""
+    row = JobRun(
+        job=attempt.job,
+        key=key,
+        key_is_pair=attempt.key.is_pair and key is not None,
+        lock=lock,
+        arguments=attempt.arguments,
+        outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
+        skip_reason="" if acquired else JobRun.SkipReason.LOCKED,
+        status=JobRun.Status.RUNNING if acquired else JobRun.Status.SKIPPED,
+        held_by_id=held_by,
+        host=attempt.host,
+        pid=attempt.pid,
+        trigger=attempt.trigger,
+        command=attempt.command,
+        started_at=Now(),
+        finished_at=None if acquired else Now(),
+    )
+    try:
+        row.save(using=connection.alias, force_insert=True)
+        row.refresh_from_db(using=connection.alias)
+    except Error as error:
+        raise _refusal(error, attempt.job, connection.alias) from error
+    return row
+
+
+def mark_lost(connection: BaseDatabaseWrapper, opened: Opened, key: LockKey) -> list[tuple[str, Holder]]:
+    """Mark the earlier runs of a free key that were killed as lost; return each with its job."""
+    parameters = [LOST_MESSAGE, opened.key, key.is_pair, opened.run_id, LOST_AFTER_SECONDS]
+    rows = _fetch_all(connection, Sql(_MARK_LOST, parameters))
+    return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
+
+
+def read_committed(connection: BaseDatabaseWrapper) -> None:
+    """Make the transaction that just began READ COMMITTED."""
+    with connection.cursor() as cursor:
+        cursor.execute(_READ_COMMITTED)
+
+
+def acquire(connection: BaseDatabaseWrapper, statement: Sql) -> int | None:
+    """Take the lock for the transaction; return its token, or None when another run has it."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement.text, statement.parameters)
+        token: int | None = cursor.fetchone()[0]
+    return token
+
+
+def try_lock(connection: BaseDatabaseWrapper, statement: Sql) -> tuple[int, bool]:
+    """Return a key, and whether nobody holds it."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement.text, statement.parameters)
+        key, free = cursor.fetchone()
+    return key, free
+
+
+def holds(connection: BaseDatabaseWrapper, run_id: int) -> bool:
+    """Whether the connection is still in the transaction that took the run's lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(_HOLDS, [str(run_id)])
+        return bool(cursor.fetchone()[0])
+
+
+def mark_succeeded(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int) -> bool:
+    """Write the success mark in the job's transaction; False when that transaction does not hold the lock any more."""
+    with connection.cursor() as cursor:
+        cursor.execute(_MARK_SUCCEEDED, [output, token, run_id, str(run_id)])
+        return bool(cursor.rowcount)
+
+
+def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:
+    """Write the success mark of a run that holds no lock of its own."""
+    rows = JobRun.objects.using(connection.alias).filter(pk=run_id)
+    return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
+
+
+def mark_skipped(connection: BaseDatabaseWrapper, opened: Opened, attempt: Attempt) -> Holder | None:
+    """Turn an attempt that lost the race after its probe into a skip, or remove it where skips are not recorded.
+
+    Returns the holder, once it is plain who that is.
+    """
+    own = JobRun.objects.using(connection.alias).filter(pk=opened.run_id)
+
+    def skip() -> None:
+        own.update(
+            outcome=JobRun.Outcome.SKIPPED,
+            skip_reason=JobRun.SkipReason.LOCKED,
+            status=JobRun.Status.SKIPPED,
+            finished_at=Now(),
+        )
+
+    _try_again(connection, skip)
+    holder = name_holder(connection, opened, attempt)
+    if not attempt.record_skips:
+        _try_again(connection, own.delete)
+    return holder
+
+
+def name_holder(connection: BaseDatabaseWrapper, opened: Opened, attempt: Attempt) -> Holder | None:
+    """Find the run that kept this attempt from running, and write it into the attempt's row.
+
+    Attempts that are about to find that they lost still read "running", so it is asked until one is left.
+    """
+    rows = JobRun.objects.using(connection.alias).exclude(pk=opened.run_id)
+    running = rows.filter(key=opened.key, key_is_pair=attempt.key.is_pair).running().order_by("-id")
+    ended = rows.for_job(attempt.job).acquired().filter(Q(finished_at__gte=opened.started_at)).exclude(status="running")
+    candidates: list[JobRun] = []
+    for _ in range(_TRIES * 4):
+        candidates = list(running.without_texts()[:2]) or list(ended.without_texts()[:1])
+        if len(candidates) == 1:
+            break
+        time.sleep(0.01)
+    if not candidates:
+        return None
+    holder = candidates[0]
+    if attempt.record_skips:
+        own = JobRun.objects.using(connection.alias).filter(pk=opened.run_id)
+        _try_again(connection, lambda: own.update(held_by=holder.pk))
+    return Holder(holder.pk, holder.host, holder.pid, holder.started_at)
+
+
+def mark_ended(
+    connection: BaseDatabaseWrapper, run_id: int, status: JobRun.Status, texts: Texts, output: str
+) -> JobRun.Status:
+    """Record how a run that did not succeed ended; return the status that the row has then.
+
+    A row that reads succeeded keeps that status, since its work is committed, and takes the error beside it: an
+    `on_commit` hook raised, or the connection went before the COMMIT was answered.
+    """
+    values: dict[str, Any] = {
+        "error_class": texts.error_class,
+        "error_message": texts.error_message,
+        "traceback": texts.traceback,
+        "output": output,
+    }
+    own = JobRun.objects.using(connection.alias).filter(pk=run_id)
+    unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
+
+    def record() -> JobRun.Status:
+        if unfinished.update(status=status, finished_at=Now(), **values):
+            return status
+        own.update(**values)
+        return JobRun.Status(own.values_list("status", flat=True).get())
+
+    return _reconnecting(connection, lambda: _try_again(connection, record))
+
+
+def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
+    """Write rows again that a rollback took away, unless they are there."""
+    JobRun.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
+
+
+def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, opened: Opened, *, lock: str) -> None:
+    """Write the row of a run anew, in the job's transaction, when somebody deleted it while the job ran."""
+    JobRun.objects.using(connection.alias).create(
+        pk=opened.run_id,
+        job=attempt.job,
+        key=opened.key,
+        key_is_pair=attempt.key.is_pair,
+        lock=lock,
+        arguments=attempt.arguments,
+        outcome=JobRun.Outcome.ACQUIRED,
+        status=JobRun.Status.RUNNING,
+        host=attempt.host,
+        pid=attempt.pid,
+        trigger=attempt.trigger,
+        command=attempt.command,
+        started_at=opened.started_at,
+    )
+
+
+def _fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
+    def fetch() -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.parameters)
+            return cursor.fetchall()
+
+    was_open = connection.connection is not None
+    retry = _reconnecting if was_open else lambda _, operation: operation()
+    return retry(connection, lambda: _try_again(connection, fetch))
+
+
+def _reconnecting(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
+    """Do `operation`, once more on a new connection when the one that was open turns out dead."""
+    try:
+        return operation()
+    except (OperationalError, InterfaceError):
+        if connection.in_atomic_block or connection.connection is None or connection.is_usable():
+            raise
+    connection.close()
+    return operation()
+
+
+def _try_again(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
+    """Do `operation` in a transaction of its own, again when the server asks for that."""
+    for _ in range(_TRIES - 1):
+        try:
+            return operation()
+        except OperationalError as error:
+            if connection.in_atomic_block or sqlstate(error) not in _TRY_AGAIN:
+                raise
+    with transaction.atomic(using=connection.alias):
+        if connection.vendor == "postgresql":
+            read_committed(connection)
+        return operation()
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of an error, whichever driver reported it."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
+def _refusal(error: Error, job: str, alias: str) -> RunRefused:
+    """Say what a failed first statement means for the user."""
+    code = sqlstate(error)
+    reason = capture.error_message(error).strip()
+    nothing_ran = f'The job "{job}" did not run'
+    if code in ("42P01", "42703") or "no such table" in reason:
+        return HistoryNotMigrated(
+            f'{nothing_ran}: its history is not migrated in the database "{alias}". '
+            f"Run: manage.py migrate django_singlecron --database {alias}"
+        )
+    if code == "25006":
+        return ReadOnlyDatabase(
+            f'{nothing_ran}: the database "{alias}" refuses writes (a standby, or read-only mode). '
+            "Point it, or using=, at the primary."
+        )
+    if code == "42501":
+        return PermissionRefused(
+            f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
+            f"Grant it SELECT, INSERT, UPDATE on {TABLE} and USAGE on its sequence."
+        )
+    if isinstance(error, OperationalError | InterfaceError):
+        return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')
+    return RunRefused(f'{nothing_ran}: the database "{alias}" refused the attempt: {reason}')

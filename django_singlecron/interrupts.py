@@ -1,0 +1,179 @@
+"""What ends a job from outside its code: its deadline, a SIGTERM, a fork."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .context import run_context
+from .exceptions import RunTimedOut
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+INTERRUPT_AGAIN_AFTER = 1.0
+
+_SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
+
+
+class Terminated(SystemExit):
+    """A SIGTERM, raised in the job so that its work is rolled back and its record written; exit code 143."""
+
+    def __init__(self) -> None:
+        super().__init__(_SIGTERM_EXIT_CODE)
+
+    def __str__(self) -> str:
+        return "The process received SIGTERM, as a deploy or a shutdown sends it."
+
+
+class Deadline:
+    """Ends the run in its block once `timeout` has passed, and raises `RunTimedOut` at the block's end.
+
+    The connection's socket is shut down, so the server rolls back and frees the lock whatever the job is doing; it
+    notices within a tenth of a second on Linux. Then the job is interrupted: in the main thread even out of a blocking
+    system call, in other threads when they next run Python code, and again each second, should the job catch it. Code
+    in C that never returns to Python cannot be interrupted.
+
+    Arguments: the `job`'s name, for the error; `connection`, whose socket to shut down, or None to leave it.
+    """
+
+    def __init__(self, job: str, timeout: timedelta, connection: BaseDatabaseWrapper | None) -> None:
+        self._message = (
+            f'The job "{job}" exceeded its timeout of {timeout.total_seconds():g} s. '
+            "Its work was rolled back and its lock is free."
+        )
+        self._seconds = timeout.total_seconds()
+        self._connection = connection
+        self._over = threading.Event()
+        self.passed = False
+        self._by_signal = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGURG")
+        self._interrupt: Callable[[], object] = self._send_signal if self._by_signal else self._raise_in_thread
+
+    def interrupt_with(self, interrupt: Callable[[], object]) -> None:
+        """Interrupt the job by calling `interrupt`, from another thread: the way for a coroutine."""
+        self._interrupt = interrupt
+
+    def __enter__(self) -> Self:
+        self._thread_id = threading.get_ident()
+        # A descriptor of its own: the job may close the connection, and the number be used again.
+        self._socket = None if self._connection is None else _own_socket(self._connection)
+        if self._by_signal:
+            # The system ignores SIGURG by default, so one that arrives late harms nobody.
+            self._previous_handler = signal.signal(signal.SIGURG, self._on_signal)
+        self._watch = threading.Thread(target=self._watch_clock, name="singlecron-deadline", daemon=True)
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        if self._by_signal:
+            signal.signal(signal.SIGURG, self._previous_handler)
+        if self._socket is not None:
+            self._socket.close()
+        already_said = isinstance(error, RunTimedOut) and bool(error.args)
+        if self.passed and not already_said:
+            raise RunTimedOut(self._message) from error
+
+    def _watch_clock(self) -> None:
+        wait = self._seconds
+        while not self._over.wait(wait):
+            if not self.passed and self._socket is not None:
+                _shut_down(self._socket)
+            self.passed = True
+            self._interrupt()
+            wait = INTERRUPT_AGAIN_AFTER
+
+    def _send_signal(self) -> None:
+        signal.pthread_kill(self._thread_id, signal.SIGURG)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.passed and not self._over.is_set():
+            raise RunTimedOut(self._message)
+
+    def _raise_in_thread(self) -> None:
+        _set_async_exception(self._thread_id, RunTimedOut)
+
+    def _stop(self) -> None:
+        # An interruption may still arrive in here, until the watch has ended and what it left pending is cleared.
+        while True:
+            try:
+                self._over.set()
+                self._watch.join()
+                if not self._by_signal:
+                    _set_async_exception(self._thread_id, None)
+                return
+            except RunTimedOut:
+                continue
+
+
+def _own_socket(connection: BaseDatabaseWrapper) -> socket.socket:
+    return socket.socket(fileno=os.dup(connection.connection.fileno()))
+
+
+def _shut_down(own_socket: socket.socket) -> None:
+    try:
+        own_socket.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # The connection is gone already, and the lock with it.
+        return
+
+
+def _set_async_exception(thread_id: int, error: type[BaseException] | None) -> None:
+    # https://docs.python.org/3/c-api/threads.html#c.PyThreadState_SetAsyncExc
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
+    )
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM, in the main thread of a process that would simply die of it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def raise_terminated(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave_run_after_fork() -> None:
+    """Cut a forked child off from its parent's run.
+
+    The child shares the parent's socket, and what it sent there would end the parent's transaction. So it forgets the
+    connection without a word to the server (the drivers' destructors keep still in a child) and, should it need the
+    database, gets one of its own.
+    """
+    context = run_context.get()
+    while context is not None:
+        connection = connections[context.run.using]
+        connection.connection = None
+        connection.in_atomic_block = False
+        connection.needs_rollback = False
+        connection.atomic_blocks = []
+        connection.savepoint_ids = []
+        connection.run_on_commit = []
+        context = context.outer
+    run_context.set(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_run_after_fork)

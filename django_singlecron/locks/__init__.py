@@ -1,0 +1,50 @@
+"""How exclusivity is had: one small protocol, and a file for each way of meeting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Protocol
+
+from ..keys import LockKey
+
+Parameters = Sequence[str | int | bool | None]
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A piece of SQL, made of constants alone, and the values of its placeholders in order."""
+
+    text: str
+    parameters: Parameters = ()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a run's transaction is set up with."""
+
+    run_id: int
+    job: str
+    timeout: timedelta | None
+    token_table: str
+    """The table whose id sequence gives the fencing token."""
+
+
+class Lock(Protocol):
+    """A lock that lasts as long as the transaction that took it."""
+
+    label: ClassVar[str]
+    """How `JobRun.lock` calls it."""
+
+    def key(self, key: LockKey) -> Sql:
+        """An expression: the key as one 64-bit integer, as the history stores it."""
+        ...
+
+    def probe(self, key: LockKey) -> Sql:
+        """A condition: nobody holds the key. Probes do not see one another."""
+        ...
+
+    def acquire(self, key: LockKey, hold: Hold) -> Sql:
+        """A query of one row, which begins a run's transaction: its first column is the token, NULL when refused."""
+        ...

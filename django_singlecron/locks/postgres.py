@@ -1,0 +1,93 @@
+"""PostgreSQL's transaction-level advisory locks.
+
+https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+from ..keys import LockKey
+from . import Hold, Sql
+
+# The argument lists of the lock functions, by algorithm. Only the pair has a key space of its own.
+_LOCK_ARGUMENTS = {
+    "hashtextextended": "hashtextextended(%s::text, 0)",
+    "hashtext": "hashtext(%s::text)::bigint",
+    "integer": "%s::bigint",
+    "pair": "%s::integer, %s::integer",
+}
+
+# A pair is stored as pg_locks shows it: the first integer in the high 32 bits, the second in the low ones.
+_PAIR_AS_ONE = "(%s::bigint << 32) | (%s::bigint & 4294967295)"
+
+# The run's own setting: it goes with the transaction, so its absence later shows that the lock went too.
+RUN_SETTING = "singlecron.run"
+
+APPLICATION_NAME_PREFIX = "singlecron/"
+MAX_APPLICATION_NAME_BYTES = 63
+
+# A holder's host that vanished is noticed after IDLE + INTERVAL * COUNT seconds.
+KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
+
+# Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
+# The token is drawn after the lock, which CASE guarantees, so tokens of one key grow in the order of the runs.
+# PostgreSQL can look for a vanished client during a statement only where its system tells of it, as Linux does.
+_ACQUIRE = """
+SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN nextval(pg_get_serial_sequence(%s, 'id')) END,
+       set_config('singlecron.run', %s, true),
+       set_config('application_name', %s, true),
+       set_config('idle_in_transaction_session_timeout', %s, true),
+       set_config('tcp_keepalives_idle', '{idle}', true),
+       set_config('tcp_keepalives_interval', '{interval}', true),
+       set_config('tcp_keepalives_count', '{count}', true),
+       CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END
+"""
+
+# The server's own deadlines, behind the replica's: for a replica that was stopped or cut off. A stricter limit of the
+# role stays. transaction_timeout came with PostgreSQL 17; where it does not exist, current_setting gives NULL.
+_SERVER_DEADLINES = """,
+       CASE WHEN current_setting('statement_timeout') = '0' THEN set_config('statement_timeout', %s, true) END,
+       CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', %s, true) END
+"""
+SERVER_DEADLINE_MARGIN = timedelta(seconds=1)
+
+
+class PostgresLock:
+    """The lock of a run's own transaction."""
+
+    label: ClassVar[str] = "transaction"
+
+    def key(self, key: LockKey) -> Sql:
+        text = _PAIR_AS_ONE if key.is_pair else _LOCK_ARGUMENTS[key.algorithm]
+        return Sql(text, key.arguments)
+
+    def probe(self, key: LockKey) -> Sql:
+        # Shared, so that only a holder makes it fail, never another probe.
+        return Sql(f"pg_try_advisory_xact_lock_shared({_LOCK_ARGUMENTS[key.algorithm]})", key.arguments)
+
+    def acquire(self, key: LockKey, hold: Hold) -> Sql:
+        text = _ACQUIRE.format(
+            arguments=_LOCK_ARGUMENTS[key.algorithm],
+            idle=KEEPALIVE_IDLE,
+            interval=KEEPALIVE_INTERVAL,
+            count=KEEPALIVE_COUNT,
+        )
+        deadline = _milliseconds(hold.timeout)
+        parameters = [*key.arguments, hold.token_table, str(hold.run_id), application_name(hold), deadline]
+        if hold.timeout is None:
+            return Sql(text, parameters)
+        return Sql(text.rstrip() + _SERVER_DEADLINES, [*parameters, deadline, deadline])
+
+
+def application_name(hold: Hold) -> str:
+    """Return how the run calls itself in `pg_stat_activity`: `singlecron/<run id> <job>`, in printable ASCII."""
+    name = f"{APPLICATION_NAME_PREFIX}{hold.run_id} {hold.job}"
+    return name.encode("ascii", "replace").decode("ascii")[:MAX_APPLICATION_NAME_BYTES]
+
+
+def _milliseconds(timeout: timedelta | None) -> str:
+    if timeout is None:
+        return "0"
+    return str((timeout + SERVER_DEADLINE_MARGIN) // timedelta(milliseconds=1))

@@ -1,0 +1,426 @@
+"""One run of a job, from the attempt to its record, statement by statement."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+from django.utils.connection import ConnectionDoesNotExist
+
+from . import announcements, history
+from .capture import OutputTail, capture_logging
+from .conf import get_settings
+from .context import Run, RunContext, RunResult, run_context
+from .exceptions import ForkedRun, InvalidTask, LockLost, NotPostgreSQL, OuterTransaction, RunRefused, TransactionBroken
+from .history import Attempt, Holder, Opened
+from .interrupts import Deadline, sigterm_raises
+from .keys import LockKey
+from .locks import Hold, Sql
+from .locks.postgres import PostgresLock
+from .models import JobRun
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_singlecron")
+
+Body = Callable[[OutputTail], Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a singleton task."""
+
+    job: str
+    key: LockKey
+    using: str
+    timeout: timedelta | None
+    record_skips: bool
+    arguments: str
+    trigger: str
+    command: str
+    body: Body
+    """Runs the job; what it writes goes to the tail too. May return a coroutine, which is awaited."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """The result of a call, and the holder's run for messages when it was skipped."""
+
+    result: RunResult[T]
+    holder: Holder | None = None
+
+
+class _RaceLost(Exception):
+    """Another run took the lock since the probe."""
+
+
+def run(call: Call) -> Outcome[Any]:
+    """Run the job unless another run of it is going on anywhere; record the attempt in either case.
+
+    Raises a `RunRefused` when nothing could run; whatever the job raised, after its work is rolled back and the
+    failure recorded; `RunTimedOut`, `LockLost` and `TransactionBroken` as they say.
+    """
+    return _runner_for(call).run()
+
+
+def _runner_for(call: Call) -> _Runner:
+    try:
+        connection = connections[call.using]
+    except ConnectionDoesNotExist as error:
+        raise RunRefused(
+            f'The job "{call.job}" did not run: there is no database "{call.using}" in DATABASES.'
+        ) from error
+    if not get_settings().locking:
+        return _UnlockedRunner(call, connection)
+    if connection.vendor != "postgresql":
+        raise NotPostgreSQL(
+            f'The job "{call.job}" did not run: its database "{call.using}" is {connection.vendor}, not PostgreSQL, and '
+            'has no advisory locks. Name another with using=, or set SINGLECRON = {"LOCKING": False} for development.'
+        )
+    if _in_test_case(connection):
+        return _TestCaseRunner(call, connection)
+    return _Runner(call, connection)
+
+
+def _in_test_case(connection: BaseDatabaseWrapper) -> bool:
+    # The mark by which Django lets a durable block be a savepoint of its TestCase.
+    return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase
+
+
+class _Runner:
+    """A run under its lock, on its own connection. One object for each call."""
+
+    lock = PostgresLock()
+    label: str = PostgresLock.label
+
+    def __init__(self, call: Call, connection: BaseDatabaseWrapper) -> None:
+        self.call = call
+        self.connection = connection
+        self.outer = run_context.get()
+        self.tail = OutputTail(get_settings().output_limit)
+        self.began = time.monotonic()
+        self.lock_was_lost = False
+        self.exit: SystemExit | None = None
+        self.attempt = Attempt(
+            job=call.job,
+            key=call.key,
+            record_skips=call.record_skips,
+            arguments=call.arguments,
+            host=socket.gethostname()[:255],
+            pid=os.getpid(),
+            trigger=call.trigger,
+            command=call.command,
+        )
+
+    def run(self) -> Outcome[Any]:
+        if self.connection.in_atomic_block and self.outer:
+            same = self.outer.find(self.call.job, self.call.using)
+            if same is not None:
+                return self._skip_inside_itself(same)
+        self._refuse_outer_transaction()
+        opened = self.open()
+        if not opened.acquired:
+            return self._skipped(opened)
+        context: RunContext | None = None
+        try:
+            self.mark_lost(opened)
+            with transaction.atomic(using=self.call.using, durable=True):
+                context = self._context(opened, self.hold(opened))
+                announcements.acquired(context.run)
+                value = self._run_job(context, opened)
+        except _RaceLost:
+            return self._skipped_after_probe(opened)
+        except BaseException as error:
+            # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
+            self._record_end(opened, context, error)
+            raise
+        announcements.succeeded(context.run, time.monotonic() - self.began)
+        if self.exit is not None:
+            raise self.exit
+        return Outcome(RunResult("acquired", value=value, run_id=opened.run_id))
+
+    def _refuse_outer_transaction(self) -> None:
+        connection, job, alias = self.connection, self.call.job, self.call.using
+        if connection.in_atomic_block and not _in_test_case(connection):
+            if self.outer and self.outer.run.using == alias:
+                raise OuterTransaction(
+                    f'The job "{job}" did not run: it was called inside the job "{self.outer.run.name}", whose '
+                    "transaction would take in its work, its lock and its record. Call its .func to make it part of "
+                    f'"{self.outer.run.name}", or call it after the commit: '
+                    "django.db.transaction.on_commit(task)."
+                )
+            raise OuterTransaction(
+                f'The job "{job}" did not run: it was called inside a transaction on the database "{alias}", which '
+                "would keep its lock after the job and take its failure record back. Call it outside "
+                "transaction.atomic(), or through django.db.transaction.on_commit; a view under ATOMIC_REQUESTS needs "
+                "@transaction.non_atomic_requests; .func is the job without its lock."
+            )
+        if not connection.in_atomic_block and not connection.settings_dict["AUTOCOMMIT"]:
+            raise OuterTransaction(
+                f'The job "{job}" did not run: the database "{alias}" has AUTOCOMMIT off, so what its history says '
+                "would not be committed. Remove that setting."
+            )
+        if not connection.in_atomic_block and connection.connection is not None and not connection.autocommit:
+            raise OuterTransaction(
+                f'The job "{job}" did not run: set_autocommit(False) left the database "{alias}" in a transaction. '
+                "Commit it and set autocommit again before."
+            )
+
+    # The steps, in their order. What differs in a TestCase or without a lock is overridden below.
+
+    def open(self) -> Opened:
+        """Step 1: probe the lock and record the attempt, in one statement."""
+        if self.connection.connection is not None:
+            # As at the start of a request: a scheduler's thread may have kept a connection that is stale by now.
+            self.connection.close_if_unusable_or_obsolete()
+        return history.open_attempt(self.connection, self.attempt, self.lock)
+
+    def mark_lost(self, opened: Opened) -> None:
+        """Put earlier runs right that still read "running" although nobody holds their key."""
+        if not opened.holders:
+            return
+        for job, holder in history.mark_lost(self.connection, opened, self.call.key):
+            announcements.lost(job, holder, self.call.using)
+
+    def hold(self, opened: Opened) -> int | None:
+        """Step 2: set the transaction up and take the real lock; return the token."""
+        if opened.isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
+            # A stricter level would show the job the data of before the previous run's commit.
+            history.read_committed(self.connection)
+        token = history.acquire(self.connection, self._acquisition(opened))
+        if token is None:
+            raise _RaceLost
+        return token
+
+    def mark_succeeded(self, run: Run, opened: Opened) -> None:
+        """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
+        if self.connection.closed_in_transaction:
+            raise LockLost(_lock_lost(run, "closed its database connection"))
+        output = self.tail.text()
+        token = cast("int", run.token)
+        try:
+            if history.mark_succeeded(self.connection, run.id, output, token):
+                return
+            if not history.holds(self.connection, run.id):
+                raise LockLost(_lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK"))
+            history.recreate(self.connection, self.attempt, opened, lock=self.label)
+            history.mark_succeeded(self.connection, run.id, output, token)
+        except DatabaseError as error:
+            self._explain_broken_transaction(run, error)
+            raise
+
+    def deadline(self, opened: Opened) -> Deadline | None:
+        """The watch over the task's timeout."""
+        if self.call.timeout is None:
+            return None
+        return Deadline(self.call.job, self.call.timeout, self.connection)
+
+    def _acquisition(self, opened: Opened) -> Sql:
+        hold = Hold(cast("int", opened.run_id), self.call.job, self.call.timeout, history.TABLE)
+        return self.lock.acquire(self.call.key, hold)
+
+    def _context(self, opened: Opened, token: int | None) -> RunContext:
+        assert opened.run_id is not None and opened.started_at is not None
+        run = Run(opened.run_id, self.call.job, opened.key, token, opened.started_at, self.call.using)
+        return RunContext(run, self.outer)
+
+    def _run_job(self, context: RunContext, opened: Opened) -> Any:
+        """Steps 4 and 5: the job and its success mark, in a savepoint.
+
+        A database error that the job catches frees the locks of a transaction at once, but not those that were taken
+        before a savepoint.
+        """
+        deadline = self.deadline(opened)
+        with sigterm_raises(), deadline or nullcontext():
+            try:
+                with transaction.atomic(using=self.call.using):
+                    with _inside(context), capture_logging(self.tail, context.run.id):
+                        value = self._call_body(deadline)
+                    if os.getpid() != self.attempt.pid:
+                        raise ForkedRun(
+                            f'A process that the job "{self.call.job}" forked came back out of it. End it with '
+                            "os._exit(), or use subprocess or multiprocessing."
+                        )
+                    self.mark_succeeded(context.run, opened)
+            except BaseException:
+                # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
+                cut_off = _is_closed(self.connection) or (deadline is not None and deadline.passed)
+                self.lock_was_lost = self.connection.needs_rollback and not cut_off
+                raise
+        return value
+
+    def _call_body(self, deadline: Deadline | None) -> Any:
+        try:
+            value = self.call.body(self.tail)
+            if asyncio.iscoroutine(value):
+                value = async_to_sync(_await)(value, deadline)
+        except SystemExit as error:
+            if error.code or os.getpid() != self.attempt.pid:
+                raise
+            # sys.exit(0) is a way to succeed; it goes on outward after the commit.
+            self.exit = error
+            return None
+        if inspect.isgenerator(value) or inspect.isasyncgen(value):
+            raise InvalidTask(f'The job "{self.call.job}" returned a generator, so none of its code ran.')
+        return value
+
+    def _explain_broken_transaction(self, run: Run, error: DatabaseError) -> None:
+        if isinstance(error, TransactionManagementError) or history.sqlstate(error) == "25P02":
+            raise TransactionBroken(
+                f'The job "{run.name}" caught a database error and went on, or asked for a rollback, so its work cannot '
+                "be committed. Wrap the statement that may fail in transaction.atomic()."
+            ) from error
+
+    def _record_end(self, opened: Opened, context: RunContext | None, error: BaseException) -> None:
+        """Step 6: record how the run ended. Never raises, so that the job's own error comes out."""
+        if os.getpid() != self.attempt.pid:
+            return
+        assert opened.run_id is not None
+        lost = self.lock_was_lost or isinstance(error, LockLost)
+        status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
+        texts = history.Texts.of(error)
+        try:
+            status = history.mark_ended(self.connection, opened.run_id, status, texts, self.tail.text())
+            if context is not None and context.inner_attempts:
+                history.restore(self.connection, cast("list[JobRun]", context.inner_attempts))
+        except Exception:
+            logger.exception(
+                'The end of run %s of the job "%s" could not be recorded; it will read "lost".',
+                opened.run_id,
+                self.call.job,
+                extra={"job": self.call.job, "run_id": opened.run_id},
+            )
+        announcements.ended(self.call.job, opened.run_id, self.call.using, status, error, time.monotonic() - self.began)
+
+    def _skipped(self, opened: Opened) -> Outcome[Any]:
+        holder = opened.holders[0] if opened.holders else None
+        if len(opened.holders) > 1 and opened.run_id is not None:
+            holder = history.name_holder(self.connection, opened, self.attempt) or holder
+        return self._skip(opened.run_id, holder)
+
+    def _skipped_after_probe(self, opened: Opened) -> Outcome[Any]:
+        holder = history.mark_skipped(self.connection, opened, self.attempt)
+        return self._skip(opened.run_id if self.call.record_skips else None, holder)
+
+    def _skip_inside_itself(self, same: RunContext) -> Outcome[Any]:
+        """Skip a call of the job from within itself: PostgreSQL would grant the session its own lock again."""
+        holder = Holder(same.run.id, self.attempt.host, self.attempt.pid, same.run.started_at)
+        if not self.call.record_skips:
+            return self._skip(None, holder)
+        row = history.record_attempt(
+            self.connection, self.attempt, lock=self.label, key=same.run.key, acquired=False, held_by=same.run.id
+        )
+        context: RunContext | None = self.outer
+        while context is not None and context is not same.outer:
+            context.inner_attempts.append(row)
+            context = context.outer
+        return self._skip(row.pk, holder)
+
+    def _skip(self, run_id: int | None, holder: Holder | None) -> Outcome[Any]:
+        announcements.skipped(self.attempt, self.call.using, run_id, holder)
+        result: RunResult[Any] = RunResult(
+            "skipped",
+            skip_reason=JobRun.SkipReason.LOCKED.value,
+            held_by=holder.run_id if holder else None,
+            run_id=run_id,
+        )
+        return Outcome(result, holder)
+
+
+class _UnlockedRunner(_Runner):
+    """A run without a lock, for development where there is none: said in the log and on the row."""
+
+    label = JobRun.LockKind.NONE.value
+
+    def open(self) -> Opened:
+        logger.warning(
+            'Job "%s" runs without a lock: SINGLECRON["LOCKING"] is False. Another replica may run it at the same time.',
+            self.call.job,
+        )
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None, acquired=True)
+        return Opened(True, row.pk, None, row.started_at)
+
+    def hold(self, opened: Opened) -> int | None:
+        return None
+
+    def mark_succeeded(self, run: Run, opened: Opened) -> None:
+        try:
+            history.mark_succeeded_unlocked(self.connection, run.id, self.tail.text(), run.token)
+        except DatabaseError as error:
+            self._explain_broken_transaction(run, error)
+            raise
+
+    def deadline(self, opened: Opened) -> Deadline | None:
+        return self.call.timeout and Deadline(self.call.job, self.call.timeout, None)
+
+
+class _TestCaseRunner(_UnlockedRunner):
+    """A run inside a TestCase's transaction: the lock is tried, and let go at once so that the test can go on.
+
+    The connection belongs to the test, so it is neither given limits nor shut down.
+    """
+
+    label = PostgresLock.label
+
+    def open(self) -> Opened:
+        key_sql, probe_sql = self.lock.key(self.call.key), self.lock.probe(self.call.key)
+        statement = Sql(f"SELECT {key_sql.text}, {probe_sql.text}", [*key_sql.parameters, *probe_sql.parameters])
+        key, free = self._try(lambda: history.try_lock(self.connection, statement))
+        if not free and not self.call.record_skips:
+            return Opened(False, None, key, None)
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, acquired=free)
+        return Opened(free, row.pk, key, row.started_at)
+
+    def hold(self, opened: Opened) -> int | None:
+        token = self._try(lambda: history.acquire(self.connection, self._acquisition(opened)))
+        if token is None:
+            raise _RaceLost
+        return token
+
+    def _try(self, query: Callable[[], T]) -> T:
+        """Return what `query` gives, and take back what it did: a savepoint's locks and settings go with it."""
+        with transaction.atomic(using=self.call.using):
+            answer = query()
+            transaction.set_rollback(True, using=self.call.using)
+        return answer
+
+
+@contextmanager
+def _inside(context: RunContext) -> Iterator[None]:
+    before = run_context.set(context)
+    try:
+        yield
+    finally:
+        run_context.reset(before)
+
+
+async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:
+    task = asyncio.current_task()
+    if deadline is not None and task is not None:
+        loop = asyncio.get_running_loop()
+        deadline.interrupt_with(lambda: loop.call_soon_threadsafe(task.cancel))
+    return await coroutine
+
+
+def _is_closed(connection: BaseDatabaseWrapper) -> bool:
+    return connection.connection is None or bool(getattr(connection.connection, "closed", False))
+
+
+def _lock_lost(run: Run, how: str) -> str:
+    return (
+        f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run it '
+        "meanwhile, and earlier writes may be committed. Inside a job, use transaction.atomic(): it becomes a savepoint."
+    )
