@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 from django.core.management.base import OutputWrapper
 from django.db.models import Manager, Model
@@ -84,7 +84,7 @@ class TeeOutput(OutputWrapper):
     def __init__(self, wrapped: OutputWrapper, tail: OutputTail) -> None:
         self._wrapped = wrapped
         self._tail = tail
-        super().__init__(wrapped, ending=wrapped.ending)
+        super().__init__(cast("TextIO", wrapped), ending=wrapped.ending)
 
     @property
     def style_func(self) -> Any:

@@ -10,10 +10,11 @@ from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError
 
-from . import announcements, runner
+from . import announcements, launch
 from .capture import OutputTail, TeeOutput, TeeStream
 from .exceptions import InvalidName, RunRefused
 from .models import JobRun
+from .runner import Call, Outcome
 
 # What BaseCommand.create_parser adds to every command: no part of what the job was asked to do.
 _OPTIONS_OF_EVERY_COMMAND = {
@@ -68,8 +69,8 @@ def run_handle(
     command: BaseCommand,
     handle: Callable[[], Any],
     options: Mapping[str, Any],
-    make_call: Callable[[Callable[[OutputTail], Any]], runner.Call],
-) -> runner.Outcome[Any]:
+    make_call: Callable[[Callable[[OutputTail], Any]], Call],
+) -> Outcome[Any]:
     """Run a command's `handle` as a job; when it was skipped, say so on the command's stderr.
 
     Raises `CommandError` in place of what refused the run, so that `manage.py` prints one line and exits with 1.
@@ -84,7 +85,7 @@ def run_handle(
         return value
 
     try:
-        outcome = runner.run(make_call(body))
+        outcome = launch.run(make_call(body))
     except (RunRefused, InvalidName) as error:
         raise CommandError(str(error)) from error
     if not outcome.result.ran and options.get("verbosity", 1) > 0:

@@ -44,7 +44,7 @@ def find_problems(value: object) -> Iterator[Problem]:
             f"{SETTING} is a {type(value).__name__}, not a dict.", f'Write {SETTING} = {{"DATABASE": "default"}}.'
         )
         return
-    types = {field.name.upper(): type(field.default) for field in fields(Settings)}
+    types: dict[str, type] = {field.name.upper(): type(field.default) for field in fields(Settings)}
     for key, given in value.items():
         if key not in types:
             yield Problem(f"{SETTING} has an unknown key: {key!r}.", f"It may hold: {', '.join(types)}.", True)
@@ -53,7 +53,7 @@ def find_problems(value: object) -> Iterator[Problem]:
                 f"{SETTING}[{key!r}] is {given!r}, a {type(given).__name__}.",
                 f"It must be of type {types[key].__name__}.",
             )
-        elif key == "OUTPUT_LIMIT" and given < 0:
+        elif isinstance(given, int) and given < 0:
             yield Problem(f"{SETTING}[{key!r}] is {given!r}.", "It is a number of characters: 0 or more.")
 
 

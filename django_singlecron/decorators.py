@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runner import Call, Outcome
 
 P = ParamSpec("P")
+MethodP = ParamSpec("MethodP")
 T = TypeVar("T")
 R = TypeVar("R")
 CommandT = TypeVar("CommandT", bound=BaseCommand)
@@ -53,6 +54,7 @@ class SingletonTask(Generic[P, R]):
 
     def __init__(self, func: Callable[..., Any], options: TaskOptions) -> None:
         functools.update_wrapper(self, func)
+        self.__qualname__: str = func.__qualname__
         self.func = func
         """The undecorated function."""
         self.options = options
@@ -105,8 +107,8 @@ class SingletonTask(Generic[P, R]):
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
     def __get__(
-        self: SingletonTask[Concatenate[Any, P], R], instance: object, owner: type | None = None
-    ) -> Callable[P, R]: ...
+        self: SingletonTask[Concatenate[Any, MethodP], R], instance: object, owner: type | None = None
+    ) -> Callable[MethodP, R]: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
@@ -131,18 +133,18 @@ class SingletonTask(Generic[P, R]):
 
     def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
         # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
-        from . import commands, runner
+        from . import commands, launch
         from .models import JobRun
 
         arguments = bind_arguments(self._signature, args, kwargs)
         call = self._make_call(
-            cast("NameTemplate", self._template or self._template_of(self.name)).render(arguments),
+            (self._template or self._template_of(self.name)).render(arguments),
             arguments,
             JobRun.Trigger.FUNCTION,
             commands.describe_process(),
             lambda tail: self.func(*args, **kwargs),
         )
-        return runner.run(call).result
+        return launch.run(call).result
 
     async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
         # The run's statements go through one thread, as Django's own async interface sends them.
@@ -198,14 +200,15 @@ class SingletonTask(Generic[P, R]):
 class Decorator(Protocol):
     """What `singleton_task(…)` returns."""
 
+    # The overloads overlap, since a class and a coroutine function are callables too; the first that fits counts.
     @overload
-    def __call__(self, target: type[CommandT], /) -> type[CommandT]: ...
+    def __call__(self, target: type[CommandT], /) -> type[CommandT]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, target: Callable[Concatenate[CommandT, P], str | None], /
     ) -> Callable[Concatenate[CommandT, P], str | None]: ...
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, target: Callable[P, Coroutine[Any, Any, T]], /
     ) -> SingletonTask[P, Coroutine[Any, Any, RunResult[T]]]: ...
     @overload
@@ -213,13 +216,13 @@ class Decorator(Protocol):
 
 
 @overload
-def singleton_task(target: type[CommandT], /) -> type[CommandT]: ...
+def singleton_task(target: type[CommandT], /) -> type[CommandT]: ...  # type: ignore[overload-overlap]
 @overload
-def singleton_task(
+def singleton_task(  # type: ignore[overload-overlap]
     target: Callable[Concatenate[CommandT, P], str | None], /
 ) -> Callable[Concatenate[CommandT, P], str | None]: ...
 @overload
-def singleton_task(
+def singleton_task(  # type: ignore[overload-overlap]
     target: Callable[P, Coroutine[Any, Any, T]], /
 ) -> SingletonTask[P, Coroutine[Any, Any, RunResult[T]]]: ...
 @overload

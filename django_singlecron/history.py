@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from django.db import Error, InterfaceError, OperationalError, transaction
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
 from . import capture
-from .exceptions import (
-    DatabaseUnavailable,
-    HistoryNotMigrated,
-    PermissionRefused,
-    ReadOnlyDatabase,
-    RunRefused,
-)
+from .database import reconnecting, refusal, try_again
 from .keys import LockKey
 from .locks import Lock, Sql
 from .models import JobRun
-
-logger = logging.getLogger("django_singlecron")
-
-T = TypeVar("T")
 
 TABLE = "django_singlecron_jobrun"
 
 # An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
 # or was stopped so long that its own last word will come later, and puts the record right.
 LOST_AFTER_SECONDS = 10
+
+HOLDER_TRIES = 20
+HOLDER_WAIT_SECONDS = 0.01
 
 # Step 1, and all that a loser ever sends: try, and record the attempt as what the trial showed. It stands alone in its
 # transaction, so the lock is let go at its end. Up to two runs that may hold the key come back, since with one there
@@ -101,12 +93,6 @@ WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.
 
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
-_READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-
-# serialization_failure and deadlock_detected, which a project's stricter default isolation level can bring about.
-_TRY_AGAIN = ("40001", "40P01")
-_TRIES = 5
-
 
 @dataclass(frozen=True)
 class Attempt:
@@ -133,14 +119,21 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class Row:
+    """An attempt's row."""
+
+    id: int
+    key: int | None
+    started_at: datetime
+
+
+@dataclass(frozen=True)
 class Opened:
     """What came of opening an attempt."""
 
     acquired: bool
-    run_id: int | None
+    row: Row | None
     """None when the attempt was skipped and skips are not recorded."""
-    key: int | None
-    started_at: datetime | None
     holders: Sequence[Holder] = ()
     """Runs of the key that may hold it, the newest first. More than one: some are about to find that they do not."""
     isolation: str = "read committed"
@@ -182,10 +175,11 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     try:
         rows = _fetch_all(connection, statement)
     except Error as error:
-        raise _refusal(error, attempt.job, connection.alias) from error
+        raise refusal(error, attempt.job, connection.alias) from error
     acquired, key_value, run_id, started_at, isolation = rows[0][:5]
     holders = [Holder(*row[5:]) for row in rows if row[5] is not None]
-    return Opened(acquired, run_id, key_value, started_at, holders, isolation)
+    row = None if run_id is None else Row(run_id, key_value, started_at)
+    return Opened(acquired, row, holders, isolation)
 
 
 def record_attempt(
@@ -219,21 +213,15 @@ def record_attempt(
         row.save(using=connection.alias, force_insert=True)
         row.refresh_from_db(using=connection.alias)
     except Error as error:
-        raise _refusal(error, attempt.job, connection.alias) from error
+        raise refusal(error, attempt.job, connection.alias) from error
     return row
 
 
-def mark_lost(connection: BaseDatabaseWrapper, opened: Opened, key: LockKey) -> list[tuple[str, Holder]]:
+def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[tuple[str, Holder]]:
     """Mark the earlier runs of a free key that were killed as lost; return each with its job."""
-    parameters = [LOST_MESSAGE, opened.key, key.is_pair, opened.run_id, LOST_AFTER_SECONDS]
+    parameters = [LOST_MESSAGE, row.key, key.is_pair, row.id, LOST_AFTER_SECONDS]
     rows = _fetch_all(connection, Sql(_MARK_LOST, parameters))
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
-
-
-def read_committed(connection: BaseDatabaseWrapper) -> None:
-    """Make the transaction that just began READ COMMITTED."""
-    with connection.cursor() as cursor:
-        cursor.execute(_READ_COMMITTED)
 
 
 def acquire(connection: BaseDatabaseWrapper, statement: Sql) -> int | None:
@@ -272,12 +260,12 @@ def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output
     return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
 
 
-def mark_skipped(connection: BaseDatabaseWrapper, opened: Opened, attempt: Attempt) -> Holder | None:
+def mark_skipped(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) -> Holder | None:
     """Turn an attempt that lost the race after its probe into a skip, or remove it where skips are not recorded.
 
     Returns the holder, once it is plain who that is.
     """
-    own = JobRun.objects.using(connection.alias).filter(pk=opened.run_id)
+    own = JobRun.objects.using(connection.alias).filter(pk=row.id)
 
     def skip() -> None:
         own.update(
@@ -287,33 +275,33 @@ def mark_skipped(connection: BaseDatabaseWrapper, opened: Opened, attempt: Attem
             finished_at=Now(),
         )
 
-    _try_again(connection, skip)
-    holder = name_holder(connection, opened, attempt)
+    try_again(connection, skip)
+    holder = name_holder(connection, row, attempt)
     if not attempt.record_skips:
-        _try_again(connection, own.delete)
+        try_again(connection, own.delete)
     return holder
 
 
-def name_holder(connection: BaseDatabaseWrapper, opened: Opened, attempt: Attempt) -> Holder | None:
+def name_holder(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) -> Holder | None:
     """Find the run that kept this attempt from running, and write it into the attempt's row.
 
     Attempts that are about to find that they lost still read "running", so it is asked until one is left.
     """
-    rows = JobRun.objects.using(connection.alias).exclude(pk=opened.run_id)
-    running = rows.filter(key=opened.key, key_is_pair=attempt.key.is_pair).running().order_by("-id")
-    ended = rows.for_job(attempt.job).acquired().filter(Q(finished_at__gte=opened.started_at)).exclude(status="running")
+    rows = JobRun.objects.using(connection.alias).exclude(pk=row.id)
+    running = rows.filter(key=row.key, key_is_pair=attempt.key.is_pair).running().order_by("-id")
+    ended = rows.for_job(attempt.job).acquired().filter(Q(finished_at__gte=row.started_at)).exclude(status="running")
     candidates: list[JobRun] = []
-    for _ in range(_TRIES * 4):
+    for _ in range(HOLDER_TRIES):
         candidates = list(running.without_texts()[:2]) or list(ended.without_texts()[:1])
         if len(candidates) == 1:
             break
-        time.sleep(0.01)
+        time.sleep(HOLDER_WAIT_SECONDS)
     if not candidates:
         return None
     holder = candidates[0]
     if attempt.record_skips:
-        own = JobRun.objects.using(connection.alias).filter(pk=opened.run_id)
-        _try_again(connection, lambda: own.update(held_by=holder.pk))
+        own = JobRun.objects.using(connection.alias).filter(pk=row.id)
+        try_again(connection, lambda: own.update(held_by=holder.pk))
     return Holder(holder.pk, holder.host, holder.pid, holder.started_at)
 
 
@@ -340,7 +328,7 @@ def mark_ended(
         own.update(**values)
         return JobRun.Status(own.values_list("status", flat=True).get())
 
-    return _reconnecting(connection, lambda: _try_again(connection, record))
+    return reconnecting(connection, lambda: try_again(connection, record))
 
 
 def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
@@ -348,12 +336,12 @@ def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
     JobRun.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
 
 
-def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, opened: Opened, *, lock: str) -> None:
+def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, lock: str) -> None:
     """Write the row of a run anew, in the job's transaction, when somebody deleted it while the job ran."""
     JobRun.objects.using(connection.alias).create(
-        pk=opened.run_id,
+        pk=row.id,
         job=attempt.job,
-        key=opened.key,
+        key=row.key,
         key_is_pair=attempt.key.is_pair,
         lock=lock,
         arguments=attempt.arguments,
@@ -363,7 +351,7 @@ def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, opened: Opened, 
         pid=attempt.pid,
         trigger=attempt.trigger,
         command=attempt.command,
-        started_at=opened.started_at,
+        started_at=row.started_at,
     )
 
 
@@ -371,64 +359,9 @@ def _fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[An
     def fetch() -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:
             cursor.execute(statement.text, statement.parameters)
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
     was_open = connection.connection is not None
-    retry = _reconnecting if was_open else lambda _, operation: operation()
-    return retry(connection, lambda: _try_again(connection, fetch))
-
-
-def _reconnecting(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
-    """Do `operation`, once more on a new connection when the one that was open turns out dead."""
-    try:
-        return operation()
-    except (OperationalError, InterfaceError):
-        if connection.in_atomic_block or connection.connection is None or connection.is_usable():
-            raise
-    connection.close()
-    return operation()
-
-
-def _try_again(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
-    """Do `operation` in a transaction of its own, again when the server asks for that."""
-    for _ in range(_TRIES - 1):
-        try:
-            return operation()
-        except OperationalError as error:
-            if connection.in_atomic_block or sqlstate(error) not in _TRY_AGAIN:
-                raise
-    with transaction.atomic(using=connection.alias):
-        if connection.vendor == "postgresql":
-            read_committed(connection)
-        return operation()
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's code of an error, whichever driver reported it."""
-    cause = error.__cause__
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-
-
-def _refusal(error: Error, job: str, alias: str) -> RunRefused:
-    """Say what a failed first statement means for the user."""
-    code = sqlstate(error)
-    reason = capture.error_message(error).strip()
-    nothing_ran = f'The job "{job}" did not run'
-    if code in ("42P01", "42703") or "no such table" in reason:
-        return HistoryNotMigrated(
-            f'{nothing_ran}: its history is not migrated in the database "{alias}". '
-            f"Run: manage.py migrate django_singlecron --database {alias}"
-        )
-    if code == "25006":
-        return ReadOnlyDatabase(
-            f'{nothing_ran}: the database "{alias}" refuses writes (a standby, or read-only mode). '
-            "Point it, or using=, at the primary."
-        )
-    if code == "42501":
-        return PermissionRefused(
-            f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
-            f"Grant it SELECT, INSERT, UPDATE on {TABLE} and USAGE on its sequence."
-        )
-    if isinstance(error, OperationalError | InterfaceError):
-        return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')
-    return RunRefused(f'{nothing_ran}: the database "{alias}" refused the attempt: {reason}')
+    retry = reconnecting if was_open else lambda _, operation: operation()
+    return retry(connection, lambda: try_again(connection, fetch))

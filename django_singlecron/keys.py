@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from django.db.models import Model
@@ -46,12 +46,10 @@ def check_key_option(key: object) -> KeyOption:
     Raises `InvalidTask` when it is not `"hashtextextended"`, `"hashtext"`, an integer of 64 bits with sign,
     or a pair of integers of 32 bits with sign.
     """
-    if isinstance(key, str) and key in _HASHES:
-        return key  # type: ignore[return-value]  # mypy does not narrow a str to a Literal by `in`
-    if _is_int(key, 64):
-        return key
-    if isinstance(key, tuple) and len(key) == 2 and all(_is_int(part, 32) for part in key):
-        return key
+    is_hash = isinstance(key, str) and key in _HASHES
+    is_pair = isinstance(key, tuple) and len(key) == 2 and all(_is_int(part, 32) for part in key)
+    if is_hash or is_pair or _is_int(key, 64):
+        return cast("KeyOption", key)
     raise InvalidTask(
         f'key={key!r} is not a lock key. Use "hashtextextended" (the default), "hashtext", an integer of 64 bits, '
         "or a pair of integers of 32 bits, such as key=(7, 42)."
@@ -71,14 +69,12 @@ def make_key(name: str, option: KeyOption) -> LockKey:
     return LockKey("pair", option)
 
 
-def check_name(name: object) -> str:
+def check_name(name: str) -> str:
     """Return `name` when it can name a job.
 
-    Raises `InvalidName` when it is not text, is empty or blank, is longer than 200 characters, or holds control
+    Raises `InvalidName` when it is empty or blank, is longer than 200 characters, or holds control
     characters or half a surrogate pair, none of which a list could show.
     """
-    if not isinstance(name, str):
-        raise InvalidName(f"A job's name is text; {name!r} is a {type(name).__name__}.")
     if not name.strip():
         raise InvalidName("A job's name is empty. Give it one that the history can show.")
     if len(name) > MAX_NAME_LENGTH:
@@ -102,8 +98,7 @@ class NameTemplate:
 
     def __init__(self, template: object, signature: inspect.Signature, owner: str) -> None:
         if not isinstance(template, str):
-            check_name(template)
-        assert isinstance(template, str)
+            raise InvalidName(f"A job's name is text; {template!r} is a {type(template).__name__}.")
         self.template = template
         self.owner = owner
         try:

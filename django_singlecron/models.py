@@ -23,7 +23,8 @@ WITH RECURSIVE jobs (job) AS (
     UNION ALL
     SELECT (SELECT min(job) FROM django_singlecron_jobrun WHERE job > jobs.job) FROM jobs WHERE jobs.job IS NOT NULL
 )
-SELECT (SELECT max(id) FROM django_singlecron_jobrun AS run WHERE run.job = jobs.job) FROM jobs WHERE jobs.job IS NOT NULL
+SELECT (SELECT max(id) FROM django_singlecron_jobrun AS run WHERE run.job = jobs.job)
+FROM jobs WHERE jobs.job IS NOT NULL
 """
 
 

@@ -15,17 +15,16 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
-from django.utils.connection import ConnectionDoesNotExist
 
-from . import announcements, history
+from . import announcements, database, history
 from .capture import OutputTail, capture_logging
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
-from .exceptions import ForkedRun, InvalidTask, LockLost, NotPostgreSQL, OuterTransaction, RunRefused, TransactionBroken
-from .history import Attempt, Holder, Opened
+from .exceptions import ForkedRun, InvalidTask, LockLost, OuterTransaction, TransactionBroken
+from .history import Attempt, Holder, Opened, Row
 from .interrupts import Deadline, sigterm_raises
 from .keys import LockKey
 from .locks import Hold, Sql
@@ -63,44 +62,11 @@ class Outcome(Generic[T]):
     holder: Holder | None = None
 
 
-class _RaceLost(Exception):
+class RaceLost(Exception):
     """Another run took the lock since the probe."""
 
 
-def run(call: Call) -> Outcome[Any]:
-    """Run the job unless another run of it is going on anywhere; record the attempt in either case.
-
-    Raises a `RunRefused` when nothing could run; whatever the job raised, after its work is rolled back and the
-    failure recorded; `RunTimedOut`, `LockLost` and `TransactionBroken` as they say.
-    """
-    return _runner_for(call).run()
-
-
-def _runner_for(call: Call) -> _Runner:
-    try:
-        connection = connections[call.using]
-    except ConnectionDoesNotExist as error:
-        raise RunRefused(
-            f'The job "{call.job}" did not run: there is no database "{call.using}" in DATABASES.'
-        ) from error
-    if not get_settings().locking:
-        return _UnlockedRunner(call, connection)
-    if connection.vendor != "postgresql":
-        raise NotPostgreSQL(
-            f'The job "{call.job}" did not run: its database "{call.using}" is {connection.vendor}, not PostgreSQL, and '
-            'has no advisory locks. Name another with using=, or set SINGLECRON = {"LOCKING": False} for development.'
-        )
-    if _in_test_case(connection):
-        return _TestCaseRunner(call, connection)
-    return _Runner(call, connection)
-
-
-def _in_test_case(connection: BaseDatabaseWrapper) -> bool:
-    # The mark by which Django lets a durable block be a savepoint of its TestCase.
-    return bool(connection.atomic_blocks) and connection.atomic_blocks[-1]._from_testcase
-
-
-class _Runner:
+class Runner:
     """A run under its lock, on its own connection. One object for each call."""
 
     lock = PostgresLock()
@@ -134,27 +100,29 @@ class _Runner:
         opened = self.open()
         if not opened.acquired:
             return self._skipped(opened)
+        self.row = cast("Row", opened.row)
         context: RunContext | None = None
         try:
-            self.mark_lost(opened)
+            if opened.holders:
+                self.mark_lost()
             with transaction.atomic(using=self.call.using, durable=True):
-                context = self._context(opened, self.hold(opened))
+                context = self._context(self.hold(opened.isolation))
                 announcements.acquired(context.run)
-                value = self._run_job(context, opened)
-        except _RaceLost:
-            return self._skipped_after_probe(opened)
+                value = self._run_job(context)
+        except RaceLost:
+            return self._skipped_after_probe()
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
-            self._record_end(opened, context, error)
+            self._record_end(context, error)
             raise
         announcements.succeeded(context.run, time.monotonic() - self.began)
         if self.exit is not None:
             raise self.exit
-        return Outcome(RunResult("acquired", value=value, run_id=opened.run_id))
+        return Outcome(RunResult("acquired", value=value, run_id=self.row.id))
 
     def _refuse_outer_transaction(self) -> None:
         connection, job, alias = self.connection, self.call.job, self.call.using
-        if connection.in_atomic_block and not _in_test_case(connection):
+        if connection.in_atomic_block and not in_test_case(connection):
             if self.outer and self.outer.run.using == alias:
                 raise OuterTransaction(
                     f'The job "{job}" did not run: it was called inside the job "{self.outer.run.name}", whose '
@@ -188,24 +156,22 @@ class _Runner:
             self.connection.close_if_unusable_or_obsolete()
         return history.open_attempt(self.connection, self.attempt, self.lock)
 
-    def mark_lost(self, opened: Opened) -> None:
+    def mark_lost(self) -> None:
         """Put earlier runs right that still read "running" although nobody holds their key."""
-        if not opened.holders:
-            return
-        for job, holder in history.mark_lost(self.connection, opened, self.call.key):
+        for job, holder in history.mark_lost(self.connection, self.row, self.call.key):
             announcements.lost(job, holder, self.call.using)
 
-    def hold(self, opened: Opened) -> int | None:
+    def hold(self, isolation: str) -> int | None:
         """Step 2: set the transaction up and take the real lock; return the token."""
-        if opened.isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
+        if isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
             # A stricter level would show the job the data of before the previous run's commit.
-            history.read_committed(self.connection)
-        token = history.acquire(self.connection, self._acquisition(opened))
+            database.read_committed(self.connection)
+        token = history.acquire(self.connection, self.acquisition())
         if token is None:
-            raise _RaceLost
+            raise RaceLost
         return token
 
-    def mark_succeeded(self, run: Run, opened: Opened) -> None:
+    def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
         if self.connection.closed_in_transaction:
             raise LockLost(_lock_lost(run, "closed its database connection"))
@@ -216,34 +182,33 @@ class _Runner:
                 return
             if not history.holds(self.connection, run.id):
                 raise LockLost(_lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK"))
-            history.recreate(self.connection, self.attempt, opened, lock=self.label)
+            history.recreate(self.connection, self.attempt, self.row, lock=self.label)
             history.mark_succeeded(self.connection, run.id, output, token)
         except DatabaseError as error:
-            self._explain_broken_transaction(run, error)
+            self.explain_broken_transaction(run, error)
             raise
 
-    def deadline(self, opened: Opened) -> Deadline | None:
+    def deadline(self) -> Deadline | None:
         """The watch over the task's timeout."""
         if self.call.timeout is None:
             return None
         return Deadline(self.call.job, self.call.timeout, self.connection)
 
-    def _acquisition(self, opened: Opened) -> Sql:
-        hold = Hold(cast("int", opened.run_id), self.call.job, self.call.timeout, history.TABLE)
+    def acquisition(self) -> Sql:
+        hold = Hold(self.row.id, self.call.job, self.call.timeout, history.TABLE)
         return self.lock.acquire(self.call.key, hold)
 
-    def _context(self, opened: Opened, token: int | None) -> RunContext:
-        assert opened.run_id is not None and opened.started_at is not None
-        run = Run(opened.run_id, self.call.job, opened.key, token, opened.started_at, self.call.using)
+    def _context(self, token: int | None) -> RunContext:
+        run = Run(self.row.id, self.call.job, self.row.key, token, self.row.started_at, self.call.using)
         return RunContext(run, self.outer)
 
-    def _run_job(self, context: RunContext, opened: Opened) -> Any:
+    def _run_job(self, context: RunContext) -> Any:
         """Steps 4 and 5: the job and its success mark, in a savepoint.
 
         A database error that the job catches frees the locks of a transaction at once, but not those that were taken
         before a savepoint.
         """
-        deadline = self.deadline(opened)
+        deadline = self.deadline()
         with sigterm_raises(), deadline or nullcontext():
             try:
                 with transaction.atomic(using=self.call.using):
@@ -254,7 +219,7 @@ class _Runner:
                             f'A process that the job "{self.call.job}" forked came back out of it. End it with '
                             "os._exit(), or use subprocess or multiprocessing."
                         )
-                    self.mark_succeeded(context.run, opened)
+                    self.mark_succeeded(context.run)
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
                 cut_off = _is_closed(self.connection) or (deadline is not None and deadline.passed)
@@ -277,43 +242,42 @@ class _Runner:
             raise InvalidTask(f'The job "{self.call.job}" returned a generator, so none of its code ran.')
         return value
 
-    def _explain_broken_transaction(self, run: Run, error: DatabaseError) -> None:
-        if isinstance(error, TransactionManagementError) or history.sqlstate(error) == "25P02":
+    def explain_broken_transaction(self, run: Run, error: DatabaseError) -> None:
+        if isinstance(error, TransactionManagementError) or database.sqlstate(error) == "25P02":
             raise TransactionBroken(
-                f'The job "{run.name}" caught a database error and went on, or asked for a rollback, so its work cannot '
-                "be committed. Wrap the statement that may fail in transaction.atomic()."
+                f'The job "{run.name}" caught a database error and went on, or asked for a rollback, so its work '
+                "cannot be committed. Wrap the statement that may fail in transaction.atomic()."
             ) from error
 
-    def _record_end(self, opened: Opened, context: RunContext | None, error: BaseException) -> None:
+    def _record_end(self, context: RunContext | None, error: BaseException) -> None:
         """Step 6: record how the run ended. Never raises, so that the job's own error comes out."""
         if os.getpid() != self.attempt.pid:
             return
-        assert opened.run_id is not None
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         texts = history.Texts.of(error)
         try:
-            status = history.mark_ended(self.connection, opened.run_id, status, texts, self.tail.text())
+            status = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
             if context is not None and context.inner_attempts:
                 history.restore(self.connection, cast("list[JobRun]", context.inner_attempts))
         except Exception:
             logger.exception(
                 'The end of run %s of the job "%s" could not be recorded; it will read "lost".',
-                opened.run_id,
+                self.row.id,
                 self.call.job,
-                extra={"job": self.call.job, "run_id": opened.run_id},
+                extra={"job": self.call.job, "run_id": self.row.id},
             )
-        announcements.ended(self.call.job, opened.run_id, self.call.using, status, error, time.monotonic() - self.began)
+        announcements.ended(self.call.job, self.row.id, self.call.using, status, error, time.monotonic() - self.began)
 
     def _skipped(self, opened: Opened) -> Outcome[Any]:
         holder = opened.holders[0] if opened.holders else None
-        if len(opened.holders) > 1 and opened.run_id is not None:
-            holder = history.name_holder(self.connection, opened, self.attempt) or holder
-        return self._skip(opened.run_id, holder)
+        if len(opened.holders) > 1 and opened.row is not None:
+            holder = history.name_holder(self.connection, opened.row, self.attempt) or holder
+        return self._skip(opened.row.id if opened.row else None, holder)
 
-    def _skipped_after_probe(self, opened: Opened) -> Outcome[Any]:
-        holder = history.mark_skipped(self.connection, opened, self.attempt)
-        return self._skip(opened.run_id if self.call.record_skips else None, holder)
+    def _skipped_after_probe(self) -> Outcome[Any]:
+        holder = history.mark_skipped(self.connection, self.row, self.attempt)
+        return self._skip(self.row.id if self.call.record_skips else None, holder)
 
     def _skip_inside_itself(self, same: RunContext) -> Outcome[Any]:
         """Skip a call of the job from within itself: PostgreSQL would grant the session its own lock again."""
@@ -340,64 +304,6 @@ class _Runner:
         return Outcome(result, holder)
 
 
-class _UnlockedRunner(_Runner):
-    """A run without a lock, for development where there is none: said in the log and on the row."""
-
-    label = JobRun.LockKind.NONE.value
-
-    def open(self) -> Opened:
-        logger.warning(
-            'Job "%s" runs without a lock: SINGLECRON["LOCKING"] is False. Another replica may run it at the same time.',
-            self.call.job,
-        )
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None, acquired=True)
-        return Opened(True, row.pk, None, row.started_at)
-
-    def hold(self, opened: Opened) -> int | None:
-        return None
-
-    def mark_succeeded(self, run: Run, opened: Opened) -> None:
-        try:
-            history.mark_succeeded_unlocked(self.connection, run.id, self.tail.text(), run.token)
-        except DatabaseError as error:
-            self._explain_broken_transaction(run, error)
-            raise
-
-    def deadline(self, opened: Opened) -> Deadline | None:
-        return self.call.timeout and Deadline(self.call.job, self.call.timeout, None)
-
-
-class _TestCaseRunner(_UnlockedRunner):
-    """A run inside a TestCase's transaction: the lock is tried, and let go at once so that the test can go on.
-
-    The connection belongs to the test, so it is neither given limits nor shut down.
-    """
-
-    label = PostgresLock.label
-
-    def open(self) -> Opened:
-        key_sql, probe_sql = self.lock.key(self.call.key), self.lock.probe(self.call.key)
-        statement = Sql(f"SELECT {key_sql.text}, {probe_sql.text}", [*key_sql.parameters, *probe_sql.parameters])
-        key, free = self._try(lambda: history.try_lock(self.connection, statement))
-        if not free and not self.call.record_skips:
-            return Opened(False, None, key, None)
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, acquired=free)
-        return Opened(free, row.pk, key, row.started_at)
-
-    def hold(self, opened: Opened) -> int | None:
-        token = self._try(lambda: history.acquire(self.connection, self._acquisition(opened)))
-        if token is None:
-            raise _RaceLost
-        return token
-
-    def _try(self, query: Callable[[], T]) -> T:
-        """Return what `query` gives, and take back what it did: a savepoint's locks and settings go with it."""
-        with transaction.atomic(using=self.call.using):
-            answer = query()
-            transaction.set_rollback(True, using=self.call.using)
-        return answer
-
-
 @contextmanager
 def _inside(context: RunContext) -> Iterator[None]:
     before = run_context.set(context)
@@ -421,6 +327,13 @@ def _is_closed(connection: BaseDatabaseWrapper) -> bool:
 
 def _lock_lost(run: Run, how: str) -> str:
     return (
-        f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run it '
-        "meanwhile, and earlier writes may be committed. Inside a job, use transaction.atomic(): it becomes a savepoint."
+        f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run '
+        "it meanwhile, and earlier writes may be committed. Inside a job use transaction.atomic(), which becomes a "
+        "savepoint."
     )
+
+
+def in_test_case(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the connection is in the transaction that a TestCase wraps round its test, and in no other."""
+    # The mark by which Django lets a durable block be a savepoint of its TestCase.
+    return bool(connection.atomic_blocks) and getattr(connection.atomic_blocks[-1], "_from_testcase", False)

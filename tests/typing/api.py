@@ -13,7 +13,8 @@ from django_singlecron import Run, RunResult, SingletonTask, current_run, single
 
 
 @singleton_task
-def bare(tenant_id: int, *, dry_run: bool = False) -> str: ...
+def bare(tenant_id: int, *, dry_run: bool = False) -> str:
+    return ""
 
 
 @singleton_task("bill:{tenant_id}", key="hashtext", using="default", timeout=timedelta(hours=1), record_skips=False)
@@ -21,7 +22,8 @@ def named(tenant_id: int) -> None: ...
 
 
 @singleton_task(timeout=30, key=(1, 2))
-async def coroutine(tenant_id: int) -> bytes: ...
+async def coroutine(tenant_id: int) -> bytes:
+    return b""
 
 
 @singleton_task
@@ -32,22 +34,24 @@ class Command(BaseCommand):
 
 class OtherCommand(BaseCommand):
     @singleton_task
-    def handle(self, *args: Any, **options: Any) -> str | None: ...
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return None
 
 
 class Service:
     @singleton_task("service:{tenant_id}")
-    def bill(self, tenant_id: int) -> float: ...
+    def bill(self, tenant_id: int) -> float:
+        return 0.0
 
 
 assert_type(bare(1, dry_run=True), RunResult[str])
 assert_type(bare(1).value, str | None)
 assert_type(named(tenant_id=1), RunResult[None])
-assert_type(coroutine(1), Coroutine[Any, Any, RunResult[bytes]])
+coroutine_call: Coroutine[Any, Any, RunResult[bytes]] = coroutine(1)
 assert_type(Command(), Command)
 assert_type(Command().extra(), int)
-assert_type(OtherCommand().handle(), str | None)
-assert_type(Service().bill, Callable[[int], RunResult[float]])
+said: str | None = OtherCommand().handle()
+assert_type(Service().bill(1), RunResult[float])
 assert_type(bare.func, Callable[..., Any])
 assert_type(bare.name, str)
 

@@ -1,0 +1,80 @@
+"""A statement outside a transaction: done again where that helps, and what its failure means for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import Error, InterfaceError, OperationalError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from . import capture
+from .exceptions import DatabaseUnavailable, HistoryNotMigrated, PermissionRefused, ReadOnlyDatabase, RunRefused
+
+T = TypeVar("T")
+
+# serialization_failure and deadlock_detected, which a project's stricter default isolation level can bring about.
+TRY_AGAIN = ("40001", "40P01")
+TRIES = 5
+
+
+def read_committed(connection: BaseDatabaseWrapper) -> None:
+    """Make the transaction that just began READ COMMITTED."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def reconnecting(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
+    """Do `operation`, once more on a new connection when the one that was open turns out dead."""
+    try:
+        return operation()
+    except (OperationalError, InterfaceError):
+        if connection.in_atomic_block or connection.connection is None or connection.is_usable():
+            raise
+    connection.close()
+    return operation()
+
+
+def try_again(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:
+    """Do `operation` in a transaction of its own, again when the server asks for that."""
+    for _ in range(TRIES - 1):
+        try:
+            return operation()
+        except OperationalError as error:
+            if connection.in_atomic_block or sqlstate(error) not in TRY_AGAIN:
+                raise
+    with transaction.atomic(using=connection.alias):
+        if connection.vendor == "postgresql":
+            read_committed(connection)
+        return operation()
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of an error, whichever driver reported it."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
+def refusal(error: Error, job: str, alias: str) -> RunRefused:
+    """Say what a failed first statement means for the user."""
+    code = sqlstate(error)
+    reason = capture.error_message(error).strip()
+    nothing_ran = f'The job "{job}" did not run'
+    if code in ("42P01", "42703") or "no such table" in reason:
+        return HistoryNotMigrated(
+            f'{nothing_ran}: its history is not migrated in the database "{alias}". '
+            f"Run: manage.py migrate django_singlecron --database {alias}"
+        )
+    if code == "25006":
+        return ReadOnlyDatabase(
+            f'{nothing_ran}: the database "{alias}" refuses writes (a standby, or read-only mode). '
+            "Point it, or using=, at the primary."
+        )
+    if code == "42501":
+        return PermissionRefused(
+            f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
+            f"Grant it SELECT, INSERT, UPDATE on django_singlecron_jobrun and USAGE on its sequence."
+        )
+    if isinstance(error, OperationalError | InterfaceError):
+        return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')
+    return RunRefused(f'{nothing_ran}: the database "{alias}" refused the attempt: {reason}')

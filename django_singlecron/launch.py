@@ -1,0 +1,41 @@
+"""The way into a run: which runner a call needs, or why it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+
+from .conf import get_settings
+from .exceptions import NotPostgreSQL, RunRefused
+from .runner import Call, Outcome, Runner, in_test_case
+from .unlocked import TestCaseRunner, UnlockedRunner
+
+
+def run(call: Call) -> Outcome[Any]:
+    """Run the job unless another run of it is going on anywhere; record the attempt in either case.
+
+    Raises a `RunRefused` when nothing could run; whatever the job raised, after its work is rolled back and the
+    failure recorded; `RunTimedOut`, `LockLost` and `TransactionBroken` as they say.
+    """
+    return _runner_for(call).run()
+
+
+def _runner_for(call: Call) -> Runner:
+    try:
+        connection = connections[call.using]
+    except ConnectionDoesNotExist as error:
+        raise RunRefused(
+            f'The job "{call.job}" did not run: there is no database "{call.using}" in DATABASES.'
+        ) from error
+    if not get_settings().locking:
+        return UnlockedRunner(call, connection)
+    if connection.vendor != "postgresql":
+        raise NotPostgreSQL(
+            f'The job "{call.job}" did not run: its database "{call.using}" is {connection.vendor}, not PostgreSQL, '
+            'and has no advisory locks. Name another with using=; for development, set SINGLECRON = {"LOCKING": False}.'
+        )
+    if in_test_case(connection):
+        return TestCaseRunner(call, connection)
+    return Runner(call, connection)

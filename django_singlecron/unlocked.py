@@ -1,0 +1,82 @@
+"""Runs that hold no lock of their own: without locking, and inside a TestCase."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import DatabaseError, transaction
+
+from . import history
+from .context import Run
+from .history import Opened, Row
+from .interrupts import Deadline
+from .locks import Sql
+from .locks.postgres import PostgresLock
+from .models import JobRun
+from .runner import RaceLost, Runner
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_singlecron")
+
+
+class UnlockedRunner(Runner):
+    """A run without a lock, for development where there is none: said in the log and on the row."""
+
+    label = JobRun.LockKind.NONE.value
+
+    def open(self) -> Opened:
+        logger.warning(
+            'Job "%s" runs without a lock, since SINGLECRON["LOCKING"] is False. Another replica may run it as well.',
+            self.call.job,
+        )
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None, acquired=True)
+        return Opened(True, Row(row.pk, None, row.started_at))
+
+    def hold(self, isolation: str) -> int | None:
+        return None
+
+    def mark_succeeded(self, run: Run) -> None:
+        try:
+            history.mark_succeeded_unlocked(self.connection, run.id, self.tail.text(), run.token)
+        except DatabaseError as error:
+            self.explain_broken_transaction(run, error)
+            raise
+
+    def deadline(self) -> Deadline | None:
+        if self.call.timeout is None:
+            return None
+        return Deadline(self.call.job, self.call.timeout, None)
+
+
+class TestCaseRunner(UnlockedRunner):
+    """A run inside a TestCase's transaction: the lock is tried, and let go at once so that the test can go on.
+
+    The connection belongs to the test, so it is neither given limits nor shut down.
+    """
+
+    label = PostgresLock.label
+
+    def open(self) -> Opened:
+        key_sql, probe_sql = self.lock.key(self.call.key), self.lock.probe(self.call.key)
+        statement = Sql(f"SELECT {key_sql.text}, {probe_sql.text}", [*key_sql.parameters, *probe_sql.parameters])
+        key, free = self._try(lambda: history.try_lock(self.connection, statement))
+        if not free and not self.call.record_skips:
+            return Opened(False, None)
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, acquired=free)
+        return Opened(free, Row(row.pk, key, row.started_at))
+
+    def hold(self, isolation: str) -> int | None:
+        token = self._try(lambda: history.acquire(self.connection, self.acquisition()))
+        if token is None:
+            raise RaceLost
+        return token
+
+    def _try(self, query: Callable[[], T]) -> T:
+        """Return what `query` gives, and take back what it did: a savepoint's locks and settings go with it."""
+        with transaction.atomic(using=self.call.using):
+            answer = query()
+            transaction.set_rollback(True, using=self.call.using)
+        return answer
