@@ -1,1 +1,191 @@
-"""System checks."""
+"""System checks: what is wrong with a project's settings, databases and tasks, each with an id, a hint and a docs line.
+
+Ids are stable. They are listed in `docs/checks.md`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from . import registry
+from .conf import SETTING, Settings, find_problems, get_settings
+from .decorators import SingletonTask
+
+DOCS = "https://github.com/django-singlecron/django-singlecron/blob/main/docs/checks.md"
+
+Tasks = Sequence[SingletonTask[Any, Any]]
+
+
+def _error(number: str, message: str, hint: str, *, obj: object = None) -> Error:
+    return Error(message, hint=f"{hint} See {DOCS}#{number.lower()}.", obj=obj, id=f"django_singlecron.{number}")
+
+
+def _warning(number: str, message: str, hint: str, *, obj: object = None) -> CheckWarning:
+    return CheckWarning(message, hint=f"{hint} See {DOCS}#{number.lower()}.", obj=obj, id=f"django_singlecron.{number}")
+
+
+def check_setting(value: object) -> Iterator[CheckMessage]:
+    """E001 and E002: an unknown key, or a value of the wrong type, in the setting."""
+    for problem in find_problems(value):
+        yield _error("E001" if problem.unknown_key else "E002", problem.message, problem.hint)
+
+
+def check_imports(failures: Sequence[registry.ImportFailure]) -> Iterator[CheckMessage]:
+    """E003: a module that holds tasks, or may, cannot be imported."""
+    for failure in failures:
+        yield _error(
+            "E003",
+            f"The module {failure.module} cannot be imported: {type(failure.error).__name__}: {failure.error}",
+            "Its jobs cannot run before that is mended.",
+        )
+
+
+def check_databases(tasks: Tasks, databases: dict[str, Any], *, locking: bool) -> Iterator[CheckMessage]:
+    """E004, E005 and E006: a task's database does not exist, has no advisory locks, or does not commit by itself."""
+    by_alias: dict[str, list[SingletonTask[Any, Any]]] = defaultdict(list)
+    for task in tasks:
+        by_alias[task.using].append(task)
+    for alias, users in sorted(by_alias.items()):
+        who = ", ".join(f'"{task.name}"' for task in users)
+        if alias not in databases:
+            yield _error(
+                "E004",
+                f'The database "{alias}" of the job {who} is not in DATABASES.',
+                f"There are: {', '.join(sorted(databases))}.",
+            )
+        elif locking and not _is_postgresql(alias):
+            yield _error(
+                "E005",
+                f'The database "{alias}" of the job {who} is not PostgreSQL, and has no advisory locks.',
+                f'Name another with using=; for development, set {SETTING} = {{"LOCKING": False}}.',
+            )
+        elif not databases[alias].get("AUTOCOMMIT", True):
+            yield _error(
+                "E006",
+                f'The database "{alias}" of the job {who} has AUTOCOMMIT off, so its history would not be committed.',
+                "Remove AUTOCOMMIT from its settings.",
+            )
+
+
+def check_names(tasks: Tasks) -> Iterator[CheckMessage]:
+    """E007: two tasks of one name in one database, which would keep each other from running."""
+    yield from _check_clashes(
+        "E007",
+        tasks,
+        lambda task: task.name,
+        lambda name: f'Two jobs are named "{name}", so one is skipped while the other runs',
+        "Give each a name of its own.",
+    )
+
+
+def check_keys(tasks: Tasks) -> Iterator[CheckMessage]:
+    """E008: two tasks of one fixed key in one database, which would keep each other from running."""
+    fixed = [task for task in tasks if not isinstance(task.options.key, str)]
+    yield from _check_clashes(
+        "E008",
+        fixed,
+        lambda task: task.options.key,
+        lambda key: f"Two jobs have the lock key {key}, so one is skipped while the other runs",
+        "Give each a key of its own, or leave key= out.",
+    )
+
+
+def _check_clashes(
+    number: str,
+    tasks: Tasks,
+    of: Callable[[SingletonTask[Any, Any]], object],
+    message: Callable[[object], str],
+    hint: str,
+) -> Iterator[CheckMessage]:
+    sharers: dict[tuple[str, object], list[SingletonTask[Any, Any]]] = defaultdict(list)
+    for task in tasks:
+        sharers[task.using, of(task)].append(task)
+    for (_, shared), users in sharers.items():
+        if len(users) > 1:
+            places = ", ".join(f"{task.__module__}.{task.__qualname__}" for task in users)
+            yield _error(number, f"{message(shared)}: {places}.", hint)
+
+
+def check_cronjobs(tasks: Tasks, targets: Sequence[str]) -> Iterator[CheckMessage]:
+    """E009: django-crontab calls a coroutine function, which it does not await, so nothing would run."""
+    coroutines = {f"{task.__module__}.{task.__qualname__}" for task in tasks if task.is_async}
+    for target in targets:
+        if target in coroutines:
+            yield _error(
+                "E009",
+                f"CRONJOBS calls {target}, a coroutine function, which django-crontab does not await.",
+                "Schedule a plain function, for instance one that calls it through asgiref.sync.async_to_sync.",
+            )
+
+
+def check_locking(settings: Settings, *, debug: bool) -> Iterator[CheckMessage]:
+    """W001: jobs run without a lock although the project is not being developed on."""
+    if not settings.locking and not debug:
+        yield _warning(
+            "W001",
+            f'{SETTING}["LOCKING"] is False: jobs run on every replica whose cron fires.',
+            "Leave it out, unless there is but one replica and will be.",
+        )
+
+
+def check_history(tasks: Tasks, databases: Sequence[str]) -> Iterator[CheckMessage]:
+    """W002: the history is not migrated in the database of a task. A warning, since an error would stop `migrate`."""
+    for alias in sorted({task.using for task in tasks} & set(databases)):
+        try:
+            missing = "django_singlecron_jobrun" not in connections[alias].introspection.table_names()
+        except DatabaseError as error:
+            yield _warning(
+                "W003",
+                f'Whether the history is migrated in the database "{alias}" is unknown: {str(error).strip()}',
+                "Jobs refuse to run while the database cannot be reached.",
+            )
+            continue
+        if missing:
+            yield _warning(
+                "W002",
+                f'The history is not migrated in the database "{alias}", so its jobs refuse to run.',
+                f"Run: manage.py migrate django_singlecron --database {alias}.",
+            )
+
+
+def _is_postgresql(alias: str) -> bool:
+    return connections[alias].vendor == "postgresql"
+
+
+@register()
+def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the setting, and with it the tasks and their databases when it can be read."""
+    found = list(check_setting(getattr(django_settings, SETTING, {})))
+    if found:
+        return found
+    failures = registry.autodiscover()
+    tasks, settings = registry.tasks(), get_settings()
+    return [
+        *check_imports(failures),
+        *check_databases(tasks, django_settings.DATABASES, locking=settings.locking),
+        *check_names(tasks),
+        *check_keys(tasks),
+        *check_cronjobs(tasks, registry.cronjob_targets()),
+        *check_locking(settings, debug=django_settings.DEBUG),
+    ]
+
+
+@register(Tags.database)
+def run_database_checks(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the history is there, in the databases that Django was told to check."""
+    try:
+        get_settings()
+    except ImproperlyConfigured:
+        return []
+    registry.autodiscover()
+    return list(check_history(registry.tasks(), databases or ()))

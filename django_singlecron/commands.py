@@ -30,12 +30,6 @@ _OPTIONS_OF_EVERY_COMMAND = {
 }
 
 
-def command_name(command: BaseCommand | type[BaseCommand]) -> str:
-    """Return the name by which `manage.py` knows a command: its module's."""
-    kind = command if isinstance(command, type) else type(command)
-    return kind.__module__.rpartition(".")[2]
-
-
 def job_arguments(args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what distinguishes this call of a command from others."""
     named = {name: value for name, value in options.items() if name not in _OPTIONS_OF_EVERY_COMMAND}

@@ -99,6 +99,24 @@ class SingletonTask(Generic[P, R]):
         """Whether calling it gives a coroutine."""
         return self._is_async
 
+    def name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the job's name for one call, placeholders filled in.
+
+        Raises `TypeError` when the arguments do not fit the function, `InvalidName` when they cannot name a lock.
+        """
+        arguments = bind_arguments(self._signature, args, kwargs)
+        return self.name if self._template is None else self._template.render(arguments)
+
+    def name_of_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        """Return the job's name for one call of a command's `handle()`; by default the name of the command.
+
+        Raises as `name_of_call`.
+        """
+        arguments = bind_arguments(self._signature, (command, *args), options)
+        if self._template is None:
+            return type(command).__module__.rpartition(".")[2]
+        return self._template.render(arguments)
+
     def __set_name__(self, owner: type, name: str) -> None:
         if issubclass(owner, BaseCommand) and self._is_async:
             raise InvalidTask(f"{self.func.__qualname__} is a coroutine function; Django's commands are not awaited.")
@@ -136,10 +154,9 @@ class SingletonTask(Generic[P, R]):
         from . import commands, launch
         from .models import JobRun
 
-        arguments = bind_arguments(self._signature, args, kwargs)
         call = self._make_call(
-            (self._template or self._template_of(self.name)).render(arguments),
-            arguments,
+            self.name_of_call(args, kwargs),
+            bind_arguments(self._signature, args, kwargs),
             JobRun.Trigger.FUNCTION,
             commands.describe_process(),
             lambda tail: self.func(*args, **kwargs),
@@ -158,9 +175,8 @@ class SingletonTask(Generic[P, R]):
         from . import commands
 
         def make_call(body: Callable[[OutputTail], Any]) -> Call:
-            template = self._template or self._template_of(commands.command_name(command))
             return self._make_call(
-                template.render(bind_arguments(self._signature, (command, *args), options)),
+                self.name_of_command(command, args, options),
                 commands.job_arguments(args, options),
                 commands.trigger_of(command),
                 commands.describe_process(),
@@ -168,9 +184,6 @@ class SingletonTask(Generic[P, R]):
             )
 
         return commands.run_handle(command, lambda: self.func(command, *args, **options), options, make_call)
-
-    def _template_of(self, name: str) -> NameTemplate:
-        return NameTemplate(name, self._signature, self.func.__qualname__)
 
     def _make_call(
         self,

@@ -67,6 +67,10 @@ class PostgresLock:
         # Shared, so that only a holder makes it fail, never another probe.
         return Sql(f"pg_try_advisory_xact_lock_shared({_LOCK_ARGUMENTS[key.algorithm]})", key.arguments)
 
+    def try_exclusive(self, key: LockKey) -> Sql:
+        """A query of one boolean: take the bare lock for the transaction that it is sent in."""
+        return Sql(f"SELECT pg_try_advisory_xact_lock({_LOCK_ARGUMENTS[key.algorithm]})", key.arguments)
+
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
         text = _ACQUIRE.format(
             arguments=_LOCK_ARGUMENTS[key.algorithm],
