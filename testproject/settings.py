@@ -48,6 +48,10 @@ TEMPLATES = [
     },
 ]
 
+# What the printing service takes for one invoice.
+RENDERING_SECONDS = 0.015
+
+# What `manage.py crontab add` puts into the crontab of every replica: the same jobs, at the same second.
 CRONJOBS = [
     ("0 2 * * *", "django.core.management.call_command", ["nightly_billing"]),
     ("*/15 * * * *", "testproject.billing.cron.send_reminders"),
