@@ -26,6 +26,7 @@ SYSTEM_USER = "embedded_postgres"
 MAX_CONNECTIONS = 400
 LONGEST_SOCKET_PATH = 103  # of macOS; Linux allows 107
 START_SECONDS = 60
+CRASH_SECONDS = 5
 
 
 class EmbeddedServer:
@@ -56,14 +57,12 @@ class EmbeddedServer:
         """Stop the server unless another process uses it; return whether it is stopped."""
         if not self.home.exists():
             return True
-        users = self._users or (self.home / "postgres.users").open("a")
-        try:
-            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            self._users = None
+        users, self._users = self._users or (self.home / "postgres.users").open("a"), None
         with users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
             if (self.data / "postmaster.pid").exists():
                 self._run("pg_ctl", "stop", "--pgdata", self.data, "--mode", "fast", "--wait", "--silent")
         return True
@@ -92,7 +91,7 @@ class EmbeddedServer:
             _admit(self.user, self.data)
         if not self.data.exists():
             self._make_data()
-        if self._pg_ctl_start():
+        if self._pg_ctl_start() or self._start_after_crash():
             return
         # Of another version, or damaged. Nothing in it cannot be made again.
         aside = self.home / "postgres.broken"
@@ -102,6 +101,15 @@ class EmbeddedServer:
         self._make_data()
         if not self._pg_ctl_start():
             raise RuntimeError(f"The embedded PostgreSQL does not start: see {self.data / 'log'}, or set DATABASE_URL.")
+
+    def _start_after_crash(self) -> bool:
+        """Try again for as long as the processes of a killed server may take to notice, and to let go of its memory."""
+        deadline = time.monotonic() + CRASH_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            if self.answers() or self._pg_ctl_start():
+                return True
+        return False
 
     def _make_data(self) -> None:
         # Under another name until it is whole: a start that is killed in the middle leaves no half of it.
