@@ -11,13 +11,13 @@ PYTHONS = {
     "6.0": ("3.12", "3.13"),
     "6.1": ("3.12", "3.13"),
 }
-MATRIX = [nox.param(python, django, "psycopg") for django, pythons in PYTHONS.items() for python in pythons]
+MATRIX = [(python, django, "psycopg") for django, pythons in PYTHONS.items() for python in pythons]
 # Django takes psycopg 3 where both are installed, so the other driver has a session of its own.
-MATRIX.append(nox.param("3.10", "5.2", "psycopg2"))
+MATRIX.append(("3.10", "5.2", "psycopg2"))
 
 
 @nox.session
-@nox.parametrize("python,django,driver", MATRIX)
+@nox.parametrize("python,django,driver", MATRIX, ids=[f"py{p}-django{d}-{driver}" for p, d, driver in MATRIX])
 def tests(session: nox.Session, django: str, driver: str) -> None:
     """Run the tests; arguments after `--` are pytest's."""
     pyproject = nox.project.load_toml("pyproject.toml")

@@ -124,7 +124,14 @@ class EmbeddedServer:
     def _pg_ctl_start(self) -> bool:
         self._own_directory(self.socket_dir)
         options = f"-h '' -k '{self.socket_dir}' -N {MAX_CONNECTIONS}"
-        arguments = ["--log", self.data / "log", "--options", options, "--timeout", str(START_SECONDS)]
+        arguments: list[str | Path] = [
+            "--log",
+            self.data / "log",
+            "--options",
+            options,
+            "--timeout",
+            str(START_SECONDS),
+        ]
         return self._run("pg_ctl", "start", "--pgdata", self.data, "--wait", "--silent", *arguments) == 0
 
     def _own_directory(self, path: Path) -> None:

@@ -53,7 +53,7 @@ def url_from(process: subprocess.Popen[str]) -> str:
 
 
 def sql(url: str, statement: str) -> str:
-    command = [binaries() / "psql", "--no-psqlrc", "--tuples-only", "--no-align", "--command", statement, url]
+    command = [str(binaries() / "psql"), "--no-psqlrc", "--tuples-only", "--no-align", "--command", statement, url]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
 

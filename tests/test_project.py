@@ -29,7 +29,7 @@ def test_checks_find_nothing_of_ours() -> None:
 def test_cron_jobs_run() -> None:
     tenant = Tenant.objects.create(name="Tenant", monthly_fee=10)
     for _when, path, *arguments in settings.CRONJOBS:
-        module, _, name = path.rpartition(".")
+        module, _, name = str(path).rpartition(".")
         getattr(import_module(module), name)(*(arguments[0] if arguments else ()))
     assert Invoice.objects.get().tenant == tenant
     assert Invoice.objects.get().reminded

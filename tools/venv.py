@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import venv
@@ -15,8 +16,12 @@ OLDEST_PIP = (25, 1)  # the first that installs dependency groups
 
 def create() -> None:
     """Make `.venv`, in place of one whose Python is gone."""
-    with step(f"Making {DIRECTORY} with Python {sys.version.split()[0]}"):
-        venv.create(DIRECTORY, clear=True, with_pip=True)
+    try:
+        with step(f"Making {DIRECTORY} with Python {sys.version.split()[0]}"):
+            venv.create(DIRECTORY, clear=True, with_pip=True)
+    except BaseException:
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        raise
 
 
 def install(group: str) -> None:
@@ -47,4 +52,10 @@ def _pip(say: Say, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    {"create": create, "install": install}[sys.argv[1]](*sys.argv[2:])
+    try:
+        if sys.argv[1:] == ["create"]:
+            create()
+        else:
+            install(sys.argv[2])
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")
