@@ -6,12 +6,13 @@ PYTHON ?= $(firstword $(foreach python,$(CANDIDATES),$(shell $(python) -c \
 	'import sys, venv, ensurepip; print("$(python)" if sys.version_info >= (3, 10) else "")' 2>/dev/null)))
 
 BIN = .venv/bin
+PORT = 8000
 # Type checkers read the settings but no data: a database that nobody connects to.
 NO_DATABASE = DATABASE_URL=postgresql:///none
 
 help:
 	@echo 'make demo    three replicas fire one job at the same instant, without and with django-singlecron'
-	@echo 'make serve   the admin on the data of the demo, at http://localhost:8000/admin/'
+	@echo 'make serve   the admin on the data of the demo, at http://localhost:$(PORT)/admin/'
 	@echo 'make test    everything that is asked of a change: lint, then all tests with their coverage'
 	@echo 'make lint    style, types, imports, migrations'
 	@echo 'make bench   what a run costs'
@@ -22,7 +23,8 @@ demo: .venv/demo
 
 serve: .venv/demo
 	@$(BIN)/python -m testproject.demo prepare
-	@exec $(BIN)/python testproject/manage.py runserver --noreload localhost:8000
+	@echo 'The admin: http://localhost:$(PORT)/admin/, user admin, password admin.'
+	@$(BIN)/python testproject/manage.py runserver --noreload localhost:$(PORT)
 
 test: lint
 	$(BIN)/coverage erase
