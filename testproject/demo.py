@@ -127,7 +127,7 @@ def fire_decorated() -> list[str]:
     replicas = fire(JOB)
     for replica in replicas:
         print(f"  {replica.name}  {replica.words}")
-    attempts = list(JobRun.objects.filter(job=JOB, id__gt=newest).select_related("held_by").order_by("id"))
+    attempts = list(JobRun.objects.filter(job=JOB, id__gt=newest).select_related("held_by").order_by("outcome", "id"))
     invoices = Invoice.objects.count()
     print("\nThe history of these attempts, from JobRun:\n")
     print_table(attempts, {replica.pid: replica.name for replica in replicas})
