@@ -71,7 +71,8 @@ class Floor:
         assert row is not None
         execute("BEGIN")
         locked = execute(_GUARDS_AND_LOCK, [name, f"{name} {row[0]}"]).fetchone()
-        assert locked is not None and locked[0]
+        assert locked is not None
+        assert locked[0]
         execute("SAVEPOINT job")
         execute("RELEASE SAVEPOINT job")
         execute(_SUCCEEDED, [row[0]])

@@ -30,22 +30,22 @@ def free_in_large() -> None: ...
 
 
 @contextmanager
-def held_elsewhere(url: str) -> Iterator[None]:
-    """Hold the lock of `HELD` on another connection, by a run that is in the history."""
+def held_elsewhere(url: str, job: str = HELD) -> Iterator[None]:
+    """Hold a job's lock on another connection, by a run that is in the history."""
     with psycopg.connect(url) as connection:
         connection.execute(
             "INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at) "
             "VALUES (%s, hashtextextended(%s, 0), 'acquired', 'running', 'elsewhere', 1, 'command_line', now())",
-            [HELD, HELD],
+            [job, job],
         )
         connection.commit()
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [HELD])
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [job])
         yield
         connection.rollback()
         connection.execute(
             "UPDATE django_singlecron_jobrun SET status = 'succeeded', finished_at = now() "
             "WHERE job = %s AND status = 'running'",
-            [HELD],
+            [job],
         )
 
 

@@ -38,7 +38,7 @@ def measure_startup(url: str, *, rounds: int) -> Iterator[Row]:
         f"at most {MAX_SETUP_SECONDS * 1e3:.0f} ms more",
         added <= MAX_SETUP_SECONDS,
     )
-    with jobs.held_elsewhere(url):
+    with jobs.held_elsewhere(url, "bench_skipped"):
         timings = alternate(
             {"skipped": lambda: _command("bench_skipped"), "noop": lambda: _command("bench_noop")},
             rounds=rounds,
@@ -59,15 +59,16 @@ def _command(name: str) -> None:
 
 
 def _python(arguments: list[str], settings: str) -> str:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings}
+    # With byte code, which an installed package has, and which the first call of each writes here.
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings, "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
         env=environment,
         timeout=DEADLINE,
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
     return done.stdout

@@ -5,10 +5,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from django_singlecron import singleton_task
-from tests.bench.jobs import HELD
 
 
-@singleton_task(name=HELD)
+@singleton_task
 class Command(BaseCommand):
     help = "Does nothing."
 
