@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -92,8 +91,7 @@ WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What is known of an attempt before it is made."""
 
     job: str
@@ -106,8 +104,7 @@ class Attempt:
     command: str
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The run that holds the lock, for messages."""
 
     run_id: int
@@ -116,8 +113,7 @@ class Holder:
     started_at: datetime
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """An attempt's row."""
 
     id: int
@@ -125,8 +121,7 @@ class Row:
     started_at: datetime
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """What came of opening an attempt."""
 
     acquired: bool
@@ -138,8 +133,7 @@ class Opened:
     """The isolation level that the server gives a transaction that asks for none."""
 
 
-@dataclass(frozen=True)
-class Texts:
+class Texts(NamedTuple):
     """The texts that describe how a run ended."""
 
     error_class: str = ""
