@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -28,8 +28,7 @@ class Settings:
     """How many characters of a run's output the history keeps: the last ones."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong with the setting."""
 
     message: str

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from datetime import timedelta
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.management.base import BaseCommand
@@ -35,8 +34,7 @@ CommandT = TypeVar("CommandT", bound=BaseCommand)
 MAX_TIMEOUT = timedelta(days=24)
 
 
-@dataclass(frozen=True)
-class TaskOptions:
+class TaskOptions(NamedTuple):
     """The options of `singleton_task`, checked."""
 
     name: str | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -30,20 +30,19 @@ HOLDER_WAIT_SECONDS = 0.01
 
 # Step 1, and all that a loser ever sends: try, and record the attempt as what the trial showed. It stands alone in its
 # transaction, so the lock is let go at its end. Up to two runs that may hold the key come back, since with one there
-# is no doubt who does. The planner's time is most of its cost: a cron process sends it once.
+# is no doubt who does. They are not sorted here: a plan for that may walk the whole history along its primary key.
+# The planner's time is most of its cost, since a cron process sends it once, and each subquery adds to that.
 _OPEN = """
-WITH probe AS MATERIALIZED (
-    SELECT {key} AS key, {probe} AS free
-), holders AS MATERIALIZED (
+WITH holders AS MATERIALIZED (
     SELECT run.id, run.host, run.pid, run.started_at
     FROM django_singlecron_jobrun AS run
-    WHERE run.key = (SELECT key FROM probe) AND run.key_is_pair = %s AND run.status = 'running'
-    ORDER BY run.id DESC LIMIT 2
+    WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running'
+    LIMIT 2
 ), attempt AS (
     INSERT INTO django_singlecron_jobrun
         (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
          host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
-    SELECT %s, key, %s, %s, %s,
+    SELECT %s, {key}, %s, %s, %s,
            CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
            CASE WHEN free THEN '' ELSE 'locked' END,
            CASE WHEN free THEN 'running' ELSE 'skipped' END,
@@ -51,13 +50,11 @@ WITH probe AS MATERIALIZED (
            %s, %s, %s, %s, clock_timestamp(),
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
-    FROM probe WHERE free OR %s
-    RETURNING id, started_at
+    FROM (SELECT {probe} AS free OFFSET 0) AS probe WHERE free OR %s
+    RETURNING status = 'running' AS acquired, id, key, started_at
 )
-SELECT probe.free, probe.key, attempt.id, attempt.started_at, current_setting('transaction_isolation'),
-       holders.id, holders.host, holders.pid, holders.started_at
-FROM probe LEFT JOIN attempt ON true LEFT JOIN holders ON true
-ORDER BY holders.id DESC
+SELECT attempt.*, current_setting('transaction_isolation'), holders.*
+FROM attempt FULL JOIN holders ON true
 """
 
 # After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
@@ -94,8 +91,7 @@ WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What is known of an attempt before it is made."""
 
     job: str
@@ -108,8 +104,7 @@ class Attempt:
     command: str
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The run that holds the lock, for messages."""
 
     run_id: int
@@ -118,8 +113,7 @@ class Holder:
     started_at: datetime
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """An attempt's row."""
 
     id: int
@@ -127,8 +121,7 @@ class Row:
     started_at: datetime
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """What came of opening an attempt."""
 
     acquired: bool
@@ -140,8 +133,7 @@ class Opened:
     """The isolation level that the server gives a transaction that asks for none."""
 
 
-@dataclass(frozen=True)
-class Texts:
+class Texts(NamedTuple):
     """The texts that describe how a run ended."""
 
     error_class: str = ""
@@ -164,22 +156,21 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     statement = Sql(
         _OPEN.format(key=key.text, probe=probe.text),
         [
-            *key.parameters,
-            *probe.parameters,
-            pair,
-            *(attempt.job, pair, lock.label, attempt.arguments),
+            *(*key.parameters, pair),
+            *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
             *(attempt.host, attempt.pid, attempt.trigger, attempt.command),
-            attempt.record_skips,
+            *(*probe.parameters, attempt.record_skips),
         ],
     )
     try:
         rows = _fetch_all(connection, statement)
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
-    acquired, key_value, run_id, started_at, isolation = rows[0][:5]
-    holders = [Holder(*row[5:]) for row in rows if row[5] is not None]
-    row = None if run_id is None else Row(run_id, key_value, started_at)
-    return Opened(acquired, row, holders, isolation)
+    holders = sorted((Holder(*row[5:]) for row in rows if row[5] is not None), key=attrgetter("run_id"), reverse=True)
+    if not rows or rows[0][0] is None:
+        return Opened(False, None, holders)
+    acquired, run_id, key_value, started_at, isolation = rows[0][:5]
+    return Opened(acquired, Row(run_id, key_value, started_at), holders, isolation)
 
 
 def record_attempt(

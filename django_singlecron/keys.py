@@ -7,10 +7,9 @@ import inspect
 import re
 import string
 import unicodedata
-from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from django.db.models import Model
@@ -27,8 +26,7 @@ _NAMEABLE = (str, int, float, bool, Decimal, UUID, date, time, timedelta, type(N
 _CONTROL_CATEGORIES = {"Cc", "Cs"}
 
 
-@dataclass(frozen=True)
-class LockKey:
+class LockKey(NamedTuple):
     """The key of an advisory lock: a name that the server hashes, an integer, or a pair of integers."""
 
     algorithm: Literal["hashtextextended", "hashtext", "integer", "pair"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 _tasks: dict[str, SingletonTask[Any, Any]] = {}
 
 
-@dataclass(frozen=True)
-class ImportFailure:
+class ImportFailure(NamedTuple):
     """A module that may hold tasks and cannot be imported."""
 
     module: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, transaction
@@ -38,8 +38,7 @@ logger = logging.getLogger("django_singlecron")
 Body = Callable[[OutputTail], Any]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a singleton task."""
 
     job: str

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from ..keys import LockKey
 
 Parameters = Sequence[str | int | bool | None]
 
 
-@dataclass(frozen=True)
-class Sql:
+class Sql(NamedTuple):
     """A piece of SQL, made of constants alone, and the values of its placeholders in order."""
 
     text: str
     parameters: Parameters = ()
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(NamedTuple):
     """What a run's transaction is set up with."""
 
     run_id: int
