@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
 
 from ..keys import LockKey
 
-Parameters = Sequence[str | int | bool | None]
+Parameters = Sequence[str | int | bool | datetime | list[int] | None]
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ class Lock(Protocol):
         ...
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
-        """A query of one row, which begins a run's transaction: its first column is the token, NULL when refused."""
+        """A query of one row, which begins a run's transaction: its last column is the token, NULL when refused."""
         ...

@@ -32,25 +32,31 @@ MAX_APPLICATION_NAME_BYTES = 63
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 
 # Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
-# The token is drawn after the lock, which CASE guarantees, so tokens of one key grow in the order of the runs.
 # PostgreSQL can look for a vanished client during a statement only where its system tells of it, as Linux does.
-_ACQUIRE = """
-SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN nextval(pg_get_serial_sequence(%s, 'id')) END,
-       set_config('singlecron.run', %s, true),
+_SET_UP = """
+SELECT set_config('singlecron.run', %s, true),
        set_config('application_name', %s, true),
        set_config('idle_in_transaction_session_timeout', %s, true),
        set_config('tcp_keepalives_idle', '{idle}', true),
        set_config('tcp_keepalives_interval', '{interval}', true),
        set_config('tcp_keepalives_count', '{count}', true),
-       CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END
+       CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END,
 """
 
 # The server's own deadlines, behind the replica's: for a replica that was stopped or cut off. A stricter limit of the
 # role stays. transaction_timeout came with PostgreSQL 17; where it does not exist, current_setting gives NULL.
-_SERVER_DEADLINES = """,
+_SERVER_DEADLINES = """
        CASE WHEN current_setting('statement_timeout') = '0' THEN set_config('statement_timeout', %s, true) END,
-       CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', %s, true) END
+       CASE WHEN current_setting('transaction_timeout', true) = '0'
+            THEN set_config('transaction_timeout', %s, true) END,
 """
+
+# Last, so that whoever sees the lock held sees a session that has its name already. The token is drawn after the lock,
+# which CASE guarantees, so tokens of one key grow in the order of the runs.
+_ACQUIRE = """
+       CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN nextval(pg_get_serial_sequence(%s, 'id')) END
+"""
+
 SERVER_DEADLINE_MARGIN = timedelta(seconds=1)
 
 
@@ -72,17 +78,18 @@ class PostgresLock:
         return Sql(f"SELECT pg_try_advisory_xact_lock({_LOCK_ARGUMENTS[key.algorithm]})", key.arguments)
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
-        text = _ACQUIRE.format(
-            arguments=_LOCK_ARGUMENTS[key.algorithm],
-            idle=KEEPALIVE_IDLE,
-            interval=KEEPALIVE_INTERVAL,
-            count=KEEPALIVE_COUNT,
-        )
+        set_up = _SET_UP.format(idle=KEEPALIVE_IDLE, interval=KEEPALIVE_INTERVAL, count=KEEPALIVE_COUNT)
+        acquire = _ACQUIRE.format(arguments=_LOCK_ARGUMENTS[key.algorithm])
         deadline = _milliseconds(hold.timeout)
-        parameters = [*key.arguments, hold.token_table, str(hold.run_id), application_name(hold), deadline]
-        if hold.timeout is None:
-            return Sql(text, parameters)
-        return Sql(text.rstrip() + _SERVER_DEADLINES, [*parameters, deadline, deadline])
+        deadlines = _SERVER_DEADLINES if hold.timeout else ""
+        return Sql(
+            set_up + deadlines + acquire,
+            [
+                *(str(hold.run_id), application_name(hold), deadline),
+                *([deadline, deadline] if deadlines else []),
+                *(*key.arguments, hold.token_table),
+            ],
+        )
 
 
 def application_name(hold: Hold) -> str:
