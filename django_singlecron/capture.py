@@ -97,9 +97,10 @@ class TeeOutput(OutputWrapper):
             self._wrapped.style_func = style_func
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
+        # The tail first: a run that is interrupted here has kept what its reader has seen.
+        line_end = self.ending if ending is None else ending
+        self._tail.append(msg if msg.endswith(line_end) else msg + line_end)
         self._wrapped.write(msg, style_func, ending)
-        ending = self.ending if ending is None else ending
-        self._tail.append(msg if msg.endswith(ending) else msg + ending)
 
 
 class TeeStream:
@@ -110,9 +111,8 @@ class TeeStream:
         self._tail = tail
 
     def write(self, text: str) -> int:
-        written = self._stream.write(text)
         self._tail.append(text)
-        return written
+        return self._stream.write(text)
 
     def writelines(self, lines: list[str]) -> None:
         for line in lines:

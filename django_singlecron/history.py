@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q
 from django.db.models.functions import Now
 
 from . import capture
@@ -25,19 +23,20 @@ TABLE = "django_singlecron_jobrun"
 # or was stopped so long that its own last word will come later, and puts the record right.
 LOST_AFTER_SECONDS = 10
 
-HOLDER_TRIES = 20
-HOLDER_WAIT_SECONDS = 0.01
-
-# Step 1, and all that a loser ever sends: try, and record the attempt as what the trial showed. It stands alone in its
-# transaction, so the lock is let go at its end. Up to two runs that may hold the key come back, since with one there
-# is no doubt who does. They are not sorted here: a plan for that may walk the whole history along its primary key.
-# The planner's time is most of its cost, since a cron process sends it once, and each subquery adds to that.
+# Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
+# trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
+# come back. Of those that read "running", one is sure to hold it whose server session bears its number, as it does from the
+# lock to the commit; others may be about to find that they lost. They are not sorted by the index: a plan for that may
+# walk the whole history along its primary key. The planner's time is most of the statement's cost, since a cron process
+# sends it once, and each subquery adds to that.
 _OPEN = """
 WITH holders AS MATERIALIZED (
-    SELECT run.id, run.host, run.pid, run.started_at
+    SELECT run.id, run.host, run.pid, run.started_at,
+           EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
+                   WHERE session.application_name LIKE 'singlecron/' || run.id || ' %%') AS is_sure
     FROM django_singlecron_jobrun AS run
     WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running'
-    LIMIT 2
+    LIMIT 100
 ), attempt AS (
     INSERT INTO django_singlecron_jobrun
         (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
@@ -46,7 +45,7 @@ WITH holders AS MATERIALIZED (
            CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
            CASE WHEN free THEN '' ELSE 'locked' END,
            CASE WHEN free THEN 'running' ELSE 'skipped' END,
-           CASE WHEN NOT free THEN (SELECT max(id) FROM holders) END,
+           CASE WHEN NOT free THEN (SELECT id FROM holders ORDER BY is_sure DESC, id DESC LIMIT 1) END,
            %s, %s, %s, %s, clock_timestamp(),
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
@@ -57,23 +56,29 @@ SELECT attempt.*, current_setting('transaction_isolation'), holders.*
 FROM attempt FULL JOIN holders ON true
 """
 
+# Whether a run holds the wanted key, by what the server's lock table shows at this moment.
+WANTED = "(SELECT %s::bigint AS key, %s::boolean AS is_pair) AS wanted"
+HELD = """
+    held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted
+    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND held.classid = ((wanted.key >> 32) & 4294967295)::oid AND held.objid = (wanted.key & 4294967295)::oid
+    AND held.objsubid = CASE WHEN wanted.is_pair THEN 2 ELSE 1 END
+"""
+
 # After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
 # or, behind a pooler, whose sessions outlive its clients, when they are old. Not while anyone holds the key: the probe
 # is some time ago when this process was stopped since, and then it is a run of now that would be called lost.
-_MARK_LOST = """
+_MARK_LOST = f"""
 UPDATE django_singlecron_jobrun AS run
 SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
-WHERE run.key = %s AND run.key_is_pair = %s AND run.status = 'running' AND run.id <> %s
+FROM {WANTED}
+WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status = 'running' AND run.id <> %s
   AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
                       WHERE session.backend_start = run.backend_start))
-  AND NOT EXISTS (SELECT FROM pg_locks
-                  WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
-                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                    AND classid = ((run.key >> 32) & 4294967295)::oid AND objid = (run.key & 4294967295)::oid
-                    AND objsubid = CASE WHEN run.key_is_pair THEN 2 ELSE 1 END)
+  AND NOT EXISTS (SELECT FROM pg_locks AS held WHERE {HELD})
 RETURNING run.id, run.job, run.host, run.pid, run.started_at
-"""
+"""  # noqa: S608  # of constants alone
 
 LOST_MESSAGE = (
     "The process that ran the job ended without a word: it was killed, or its host or connection went away. "
@@ -111,6 +116,8 @@ class Holder(NamedTuple):
     host: str
     pid: int
     started_at: datetime
+    is_sure: bool = False
+    """Whether its server session was seen to hold the lock."""
 
 
 class Row(NamedTuple):
@@ -163,10 +170,11 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
         ],
     )
     try:
-        rows = _fetch_all(connection, statement)
+        rows = fetch_all(connection, statement)
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
-    holders = sorted((Holder(*row[5:]) for row in rows if row[5] is not None), key=attrgetter("run_id"), reverse=True)
+    holders = [Holder(*row[5:]) for row in rows if row[5] is not None]
+    holders.sort(key=attrgetter("is_sure", "run_id"), reverse=True)
     if not rows or rows[0][0] is None:
         return Opened(False, None, holders)
     acquired, run_id, key_value, started_at, isolation = rows[0][:5]
@@ -211,7 +219,7 @@ def record_attempt(
 def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[tuple[str, Holder]]:
     """Mark the earlier runs of a free key that were killed as lost; return each with its job."""
     parameters = [LOST_MESSAGE, row.key, key.is_pair, row.id, LOST_AFTER_SECONDS]
-    rows = _fetch_all(connection, Sql(_MARK_LOST, parameters))
+    rows = fetch_all(connection, Sql(_MARK_LOST, parameters))
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
@@ -251,11 +259,8 @@ def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output
     return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
 
 
-def mark_skipped(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) -> Holder | None:
-    """Turn an attempt that lost the race after its probe into a skip, or remove it where skips are not recorded.
-
-    Returns the holder, once it is plain who that is.
-    """
+def mark_skipped(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt, holder: Holder | None) -> None:
+    """Turn an attempt that lost the race after its probe into a skip, or remove it where skips are not recorded."""
     own = JobRun.objects.using(connection.alias).filter(pk=row.id)
 
     def skip() -> None:
@@ -263,37 +268,17 @@ def mark_skipped(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) ->
             outcome=JobRun.Outcome.SKIPPED,
             skip_reason=JobRun.SkipReason.LOCKED,
             status=JobRun.Status.SKIPPED,
+            held_by=holder.run_id if holder else None,
             finished_at=Now(),
         )
 
-    try_again(connection, skip)
-    holder = name_holder(connection, row, attempt)
-    if not attempt.record_skips:
-        try_again(connection, own.delete)
-    return holder
+    try_again(connection, skip if attempt.record_skips else own.delete)
 
 
-def name_holder(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) -> Holder | None:
-    """Find the run that kept this attempt from running, and write it into the attempt's row.
-
-    Attempts that are about to find that they lost still read "running", so it is asked until one is left.
-    """
-    rows = JobRun.objects.using(connection.alias).exclude(pk=row.id)
-    running = rows.filter(key=row.key, key_is_pair=attempt.key.is_pair).running().order_by("-id")
-    ended = rows.for_job(attempt.job).acquired().filter(Q(finished_at__gte=row.started_at)).exclude(status="running")
-    candidates: list[JobRun] = []
-    for _ in range(HOLDER_TRIES):
-        candidates = list(running.without_texts()[:2]) or list(ended.without_texts()[:1])
-        if len(candidates) == 1:
-            break
-        time.sleep(HOLDER_WAIT_SECONDS)
-    if not candidates:
-        return None
-    holder = candidates[0]
-    if attempt.record_skips:
-        own = JobRun.objects.using(connection.alias).filter(pk=row.id)
-        try_again(connection, lambda: own.update(held_by=holder.pk))
-    return Holder(holder.pk, holder.host, holder.pid, holder.started_at)
+def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None) -> None:
+    """Put right which run kept a skipped attempt from running."""
+    own = JobRun.objects.using(connection.alias).filter(pk=row.id)
+    try_again(connection, lambda: own.update(held_by=holder.run_id if holder else None))
 
 
 def mark_ended(
@@ -346,7 +331,9 @@ def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, loc
     )
 
 
-def _fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
+def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
+    """Return a statement's rows; it is sent again where that helps."""
+
     def fetch() -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:
             cursor.execute(statement.text, statement.parameters)

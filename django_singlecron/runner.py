@@ -19,7 +19,7 @@ from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
-from . import announcements, database, history
+from . import announcements, database, history, holders
 from .capture import OutputTail, capture_logging
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
@@ -269,13 +269,19 @@ class Runner:
         announcements.ended(self.call.job, self.row.id, self.call.using, status, error, time.monotonic() - self.began)
 
     def _skipped(self, opened: Opened) -> Outcome[Any]:
-        holder = opened.holders[0] if opened.holders else None
-        if len(opened.holders) > 1 and opened.row is not None:
-            holder = history.name_holder(self.connection, opened.row, self.attempt) or holder
-        return self._skip(opened.row.id if opened.row else None, holder)
+        guess = opened.holders[0] if opened.holders else None
+        if opened.row is None:
+            return self._skip(None, guess)
+        holder = holders.plain_holder(opened.row, opened.holders)
+        if holder is None:
+            holder = holders.find(self.connection, self.attempt, opened.row, opened.holders)
+        if holder != guess:
+            history.name_holder(self.connection, opened.row, holder)
+        return self._skip(opened.row.id, holder)
 
     def _skipped_after_probe(self) -> Outcome[Any]:
-        holder = history.mark_skipped(self.connection, self.row, self.attempt)
+        holder = holders.find(self.connection, self.attempt, self.row)
+        history.mark_skipped(self.connection, self.row, self.attempt, holder)
         return self._skip(self.row.id if self.call.record_skips else None, holder)
 
     def _skip_inside_itself(self, same: RunContext) -> Outcome[Any]:

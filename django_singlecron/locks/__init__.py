@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar, NamedTuple, Protocol
 
 from ..keys import LockKey
 
-Parameters = Sequence[str | int | bool | None]
+Parameters = Sequence[str | int | bool | datetime | list[int] | None]
 
 
 class Sql(NamedTuple):
