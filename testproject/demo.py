@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, cast
 
 import django
 from django.core.management import call_command
@@ -54,6 +55,8 @@ class Replica:
 
 
 def main(arguments: Sequence[str]) -> None:
+    # In a file or a pipe, too, what went wrong stands at the end.
+    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     # A terminal that is closed and a kill end the demo as Ctrl-C does: with its replicas and its PostgreSQL.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
