@@ -42,14 +42,7 @@ MOST_HELD_UP = 20
 NOTHING = "-"
 
 # What the page's address may ask for beside the filters: what an index answers.
-_LOOKUPS = {
-    "held_by",
-    "started_at__year",
-    "started_at__month",
-    "started_at__day",
-    "started_at__gte",
-    "started_at__lt",
-}
+_LOOKUPS = {"held_by", "started_at__year", "started_at__month", "started_at__day"}
 
 # The page of one run: the titles of its sections and what they show.
 _SECTIONS = (

@@ -34,6 +34,8 @@ MOST_JOBS = 100
 # Filters without an index of their own look through so many of the newest ids: some 50 ms when none matches.
 WINDOW = 100_000
 
+_NEWEST_FIRST = ("-pk",)
+
 
 class LookAheadPaginator(Paginator):
     """Knows of the pages up to ten ahead, from reading their ids. Counts nothing beyond."""
@@ -114,9 +116,10 @@ class RunList(ChangeList):
         return queryset.without_texts()
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
-        """Order by the id, or by the time when that is what narrows the rows down: the index used gives the order."""
-        dated = any(name.startswith(f"{self.date_hierarchy}__") for name in self.params)
-        return ["-started_at", "-pk"] if dated else ["-pk"]
+        """Order by the column that narrows the rows down, then the id: each way the newest come first."""
+        if any(name.startswith(f"{self.date_hierarchy}__") for name in self.params):
+            return ["-started_at", "-pk"]
+        return list(queryset.query.order_by) or list(_NEWEST_FIRST)
 
     def get_results(self, request: HttpRequest) -> None:
         """Read one page."""
@@ -148,7 +151,7 @@ class JobFilter(admin.SimpleListFilter):
     parameter_name = "job"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:
-        names = job_names(model_admin.get_queryset(request))[:MOST_JOBS]
+        names = list(newest_by_job(model_admin.get_queryset(request)))[:MOST_JOBS]
         chosen = self.value()
         if chosen is not None and chosen not in names:
             names.insert(0, chosen)
@@ -156,7 +159,10 @@ class JobFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         job = self.value()
-        return queryset if job is None else queryset.filter(job__in=_storable([job]))
+        if job is None:
+            return queryset
+        # PostgreSQL's texts hold no NUL, and to ask for one is an error.
+        return queryset.none() if "\0" in job else only(queryset, "job", job)
 
 
 class _ChoiceFilter(admin.SimpleListFilter):
@@ -194,11 +200,11 @@ class StatusFilter(_ChoiceFilter):
     values = JobRun.Status
 
     def choose(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        if value == JobRun.Status.LOST:
-            return queryset.filter(Q(status=value) | Q(pk__in=monitoring.unrecorded_losses(queryset.db)))
+        if value == JobRun.Status.LOST and (unrecorded := monitoring.unrecorded_losses(queryset.db)):
+            return queryset.filter(Q(status=value) | Q(pk__in=unrecorded))
         if value == JobRun.Status.RUNNING:
-            return queryset.filter(status=value).exclude(pk__in=monitoring.unrecorded_losses(queryset.db))
-        return queryset.filter(status=value)
+            queryset = queryset.exclude(pk__in=monitoring.unrecorded_losses(queryset.db))
+        return only(queryset, "status", value)
 
 
 class OutcomeFilter(_ChoiceFilter):
@@ -210,7 +216,7 @@ class OutcomeFilter(_ChoiceFilter):
 
     def choose(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         if value == JobRun.Outcome.SKIPPED:
-            return queryset.filter(status=JobRun.Status.SKIPPED)
+            return only(queryset, "status", JobRun.Status.SKIPPED)
         return self.confine(request, queryset).filter(outcome=value)
 
 
@@ -236,27 +242,39 @@ class TriggerFilter(_ChoiceFilter):
         return self.confine(request, queryset).filter(trigger=value)
 
 
-def job_names(queryset: JobRunQuerySet) -> list[str]:
-    """Return the name of each job in the history."""
-    return list(queryset.latest_per_job().values_list("job", flat=True))
+def newest_by_job(queryset: JobRunQuerySet) -> dict[str, int]:
+    """Return the number of the newest run of each job in the history, by the job."""
+    return dict(queryset.latest_per_job().values_list("job", "pk"))
 
 
-def search(queryset: JobRunQuerySet, term: str) -> JobRunQuerySet:
-    """Return the runs of the jobs whose name holds `term`, and the run whose number it is (`#12` or `12`).
+def only(queryset: Any, column: str, value: str) -> Any:
+    """Return the rows with `value` in a column that has an index together with the id, ordered as that is.
+
+    By an equality, the column would be nothing to order by, and the planner might walk all rows from the newest on,
+    as far as the last run of a job that is no more. Asked for a range of one value, it cannot.
+    """
+    rows = queryset.filter(**{f"{column}__gte": value, f"{column}__lte": value})
+    return rows.order_by(column, "-pk") if queryset.query.order_by in ((), _NEWEST_FIRST) else rows
+
+
+def search(queryset: JobRunQuerySet, term: str) -> Any:
+    """Return the run whose number `term` is (`12` or `#12`), or else the runs of the jobs whose name holds `term`.
 
     The names are searched here, not in the rows: there are few of them, and an index finds the rows of each.
     """
     term = term.strip()
+    number = term.removeprefix("#")
     if not term:
         return queryset
-    jobs = JobRun.objects.using(queryset.db)
-    names = [name for name in job_names(jobs) if term.casefold() in name.casefold()]
-    number = term.removeprefix("#")
-    is_number = number.isascii() and number.isdecimal() and len(number) < 20
-    if is_number and not names:
-        return queryset.filter(pk=int(number))
-    found = Q(job__in=names)
-    return queryset.filter(found | Q(pk=int(number)) if is_number else found)
+    if number.isascii() and number.isdecimal():
+        # Longer than a 64-bit integer, it is no run's, and Django knows.
+        return queryset.filter(pk=int(number[:20]))
+    jobs = newest_by_job(JobRun.objects.using(queryset.db))
+    found = {job: newest for job, newest in jobs.items() if term.casefold() in job.casefold()}
+    if len(found) == 1:
+        return only(queryset, "job", *found)
+    # From the newest of them on: jobs that are no more have nothing after it.
+    return queryset.filter(job__in=found, pk__lte=max(found.values())) if found else queryset.none()
 
 
 def requested_page(request: HttpRequest) -> int:
@@ -265,11 +283,6 @@ def requested_page(request: HttpRequest) -> int:
         return int(request.GET.get(PAGE_VAR, 1))
     except ValueError:
         return 1
-
-
-def _storable(names: list[str]) -> list[str]:
-    # PostgreSQL's texts hold no NUL, and to ask for one is an error.
-    return [name for name in names if "\0" not in name]
 
 
 def _local(moment: datetime) -> datetime:
