@@ -44,16 +44,16 @@ NOTHING = "-"
 # What the page's address may ask for beside the filters: what an index answers.
 _LOOKUPS = {"held_by", "started_at__year", "started_at__month", "started_at__day"}
 
-# The page of one run: the titles of its sections and what they show.
-_SECTIONS = (
-    (None, ("job_link", "outcome_badge", "status_badge", "skip_reason", "held_by_link", "held_up")),
+# The page of one run: the titles of its sections, and what stands in each of their lines.
+_SECTIONS: tuple[tuple[Any, tuple[tuple[str, ...], ...]], ...] = (
+    (None, (("job_link", "outcome_badge", "status_badge"), ("skip_reason", "held_by_link", "held_up"))),
     (
         _("When, where and by what"),
-        ("started", "finished", "took", "host", "pid", "trigger", "command", "arguments_text"),
+        (("started_exactly", "finished", "took"), ("host", "process", "trigger"), ("command",), ("arguments_text",)),
     ),
-    (_("Error"), ("error_class", "error_message_text", "traceback_text")),
-    (_("Output"), ("output_text",)),
-    (_("Lock"), ("lock", "key_text", "token_text", "backend_pid_text", "backend_start")),
+    (_("Error"), (("error_class",), ("error_message_text",), ("traceback_text",))),
+    (_("Output"), (("output_text",),)),
+    (_("Lock"), (("lock", "key_text", "token_text"), ("backend_pid_text", "backend_start"))),
 )
 
 
@@ -64,7 +64,17 @@ class JobRunAdmin(ModelAdmin):
     A run that was killed reads "running" in its row until the next attempt finds it out; here it is shown as lost.
     """
 
-    list_display = ("run", "job", "outcome_badge", "status_badge", "host", "pid", "took", "started", "held_by_link")
+    list_display = (
+        "run",
+        "job",
+        "outcome_badge",
+        "status_badge",
+        "started",
+        "took",
+        "host",
+        "process",
+        "held_by_link",
+    )
     list_display_links = ("run",)
     list_filter = (JobFilter, StatusFilter, OutcomeFilter, SkipReasonFilter, TriggerFilter)
     date_hierarchy = "started_at"
@@ -76,8 +86,8 @@ class JobRunAdmin(ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
     paginator = LookAheadPaginator
     actions = None
-    fieldsets = tuple((title, {"fields": names}) for title, names in _SECTIONS)
-    readonly_fields = tuple(name for _title, names in _SECTIONS for name in names)
+    fieldsets = tuple((title, {"fields": lines}) for title, lines in _SECTIONS)
+    readonly_fields = tuple(name for _title, lines in _SECTIONS for line in lines for name in line)
 
     class Media:
         css = {"all": ("django_singlecron/admin.css",)}  # noqa: RUF012  # as Django declares it
@@ -140,9 +150,11 @@ class JobRunAdmin(ModelAdmin):
 
     @admin.display(description=_("status"))
     def status_badge(self, run: JobRun) -> SafeString:
+        badge = _badge(run.status, run.get_status_display())
         if run.status == JobRun.Status.LOST and run.finished_at is None:
-            return _badge(run.status, gettext("lost (not yet recorded)"))
-        return _badge(run.status, run.get_status_display())
+            note = gettext("not yet recorded")
+            return format_html('{} <span class="singlecron-note">({})</span>', badge, note)
+        return badge
 
     @admin.display(description=_("duration"))
     def took(self, run: JobRun) -> str:
@@ -159,9 +171,13 @@ class JobRunAdmin(ModelAdmin):
     def started(self, run: JobRun) -> str:
         return _moment(run.started_at)
 
+    @admin.display(description=_("started"))
+    def started_exactly(self, run: JobRun) -> str:
+        return _moment(run.started_at, exactly=True)
+
     @admin.display(description=_("finished"))
     def finished(self, run: JobRun) -> str:
-        return NOTHING if run.finished_at is None else _moment(run.finished_at)
+        return NOTHING if run.finished_at is None else _moment(run.finished_at, exactly=True)
 
     @admin.display(description=_("held by"))
     def held_by_link(self, run: JobRun) -> str:
@@ -204,6 +220,10 @@ class JobRunAdmin(ModelAdmin):
 
     # Numbers that name something are not grouped by thousands.
 
+    @admin.display(description=_("pid"))
+    def process(self, run: JobRun) -> str:
+        return _number(run.pid)
+
     @admin.display(description=_("fencing token"))
     def token_text(self, run: JobRun) -> str:
         return _number(run.token)
@@ -236,10 +256,12 @@ def _number(number: int | None) -> str:
     return NOTHING if number is None else str(number)
 
 
-def _moment(moment: datetime) -> str:
+def _moment(moment: datetime, *, exactly: bool = False) -> str:
     if timezone.is_aware(moment):
         moment = timezone.localtime(moment)
-    return moment.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    if not exactly:
+        return moment.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{moment.strftime('%Y-%m-%d %H:%M:%S')}.{moment.microsecond // 1000:03} {moment.strftime('%Z')}".strip()
 
 
 def _in_words(duration: timedelta) -> str:

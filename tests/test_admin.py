@@ -199,8 +199,8 @@ def test_every_field_is_on_the_page_of_a_run(admin_client: Client) -> None:
         "1234567",
         "command line",
         "manage.py bill 7",
-        "2026-01-02 03:04:05 UTC",
-        "2026-01-02 04:07:05 UTC",
+        "2026-01-02 03:04:05.000 UTC",
+        "2026-01-02 04:07:05.000 UTC",
         "1 h 03 min",
         "4242",
         "7654321",
@@ -250,9 +250,10 @@ def test_a_run_that_goes_on_says_for_how_long_and_a_skipped_one_took_no_time(adm
 
 
 def test_times_are_told_without_a_zone_where_the_project_has_none(admin_client: Client, settings: Any) -> None:
-    make_run(started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
+    run = make_run(started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
     settings.USE_TZ = False
     assert re.search(r'<td class="field-started">2026-01-0\d \d\d:\d\d:05</td>', get(admin_client, LIST))
+    assert re.search(r'<div class="readonly">2026-01-0\d \d\d:\d\d:05.000</div>', get(admin_client, detail(run)))
 
 
 def test_markup_is_shown_as_text(admin_client: Client) -> None:

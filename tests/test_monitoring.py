@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,9 +118,10 @@ def test_killed_run_is_shown_as_lost_and_nothing_is_written(key: object, admin_c
 
 
 def badges(page: str) -> list[str]:
-    """The words of the status badges on a page: each follows the outcome's."""
-    words = [part.partition("</span>")[0].partition(">")[2] for part in page.split('class="singlecron-badge')[1:]]
-    return words[1::2]
+    """What the page says of the status of each run."""
+    badge = r'class="singlecron-badge singlecron-\w+">(\w+)</span>(?: <span class="singlecron-note">([^<]+))?'
+    # The outcome's comes before each.
+    return [" ".join(filter(None, found)) for found in re.findall(badge, page)][1::2]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ BILLING = "nightly_billing"
 REMINDERS = "testproject.billing.cron.send_reminders"
 SESSIONS = "clearsessions"
 
+COMMANDS = {BILLING: "nightly_billing", REMINDERS: "crontab run", SESSIONS: "singlecron run clearsessions"}
+
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/srv/billing/manage.py", line 14, in <module>
@@ -32,7 +34,7 @@ class _Firing:
             "job": job,
             "key": key,
             "trigger": "function" if job == REMINDERS else "command_line",
-            "command": f"manage.py {'crontab run' if job == REMINDERS else job}",
+            "command": f"manage.py {COMMANDS[job]}",
             **values,
         }
 
@@ -78,7 +80,7 @@ def make_history() -> dict[str, JobRun]:
 
     sessions = _Firing(SESSIONS, night + timedelta(hours=1, minutes=30), 8211904411270115233)
     lost = sessions.ran(
-        "web-3", "lost", 86_400, error_message="The process that ran the job ended without a word: it was killed."
+        "web-3", "lost", 1_800, error_message="The process that ran the job ended without a word: it was killed."
     )
     for host in ("web-1", "web-2"):
         sessions.skipped(host, lost)
