@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# DISTINCT ON would read every row; this walks from job to job along the index on (job, id).
+# DISTINCT ON would read every row; this walks from job to job along the index on (job, id). Ordered by both, since with
+# the job alone given, the planner may look for its newest run by walking all runs from the newest on.
 _NEWEST_OF_EACH_JOB = """
-WITH RECURSIVE jobs (job) AS (
-    SELECT min(job) FROM django_singlecron_jobrun
+WITH RECURSIVE newest (id) AS (
+    SELECT (SELECT id FROM django_singlecron_jobrun ORDER BY job, id DESC LIMIT 1)
     UNION ALL
-    SELECT (SELECT min(job) FROM django_singlecron_jobrun WHERE job > jobs.job) FROM jobs WHERE jobs.job IS NOT NULL
+    SELECT (SELECT run.id FROM django_singlecron_jobrun AS run
+            WHERE run.job > (SELECT job FROM django_singlecron_jobrun WHERE id = newest.id)
+            ORDER BY run.job, run.id DESC LIMIT 1)
+    FROM newest WHERE newest.id IS NOT NULL
 )
-SELECT (SELECT max(id) FROM django_singlecron_jobrun AS run WHERE run.job = jobs.job)
-FROM jobs WHERE jobs.job IS NOT NULL
+SELECT id FROM newest WHERE id IS NOT NULL
 """
 
 
