@@ -20,14 +20,8 @@ from testproject.billing.models import Tenant
 WAIT = 10
 
 
-@pytest.fixture
-def committing(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Let a test commit, as in production, and delete afterwards what it committed: much faster than a flush."""
-    with django_db_blocker.unblock():
-        yield
-        JobRun.objects.all().delete()
-        Tenant.objects.all().delete()
-        connections.close_all()
+# Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.
+real_database = pytest.mark.django_db(transaction=True, available_apps=["django_singlecron", "testproject.billing"])
 
 
 @dataclass

@@ -25,8 +25,7 @@ from django_singlecron.capture import (
 )
 from testproject.billing.models import Tenant
 
-from .support_core import committing as committing
-from .support_core import job, the_run
+from .support_core import job, real_database, the_run
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_stream_is_written_to_both_and_is_itself_otherwise() -> None:
     assert tee.seekable()
 
 
-@pytest.mark.usefixtures("committing")
+@real_database
 def test_what_a_job_logs_is_kept_and_what_others_log_is_not(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("billing")
 

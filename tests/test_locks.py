@@ -14,10 +14,9 @@ from django_singlecron.locks import Hold, Lock
 from django_singlecron.locks.postgres import PostgresLock, application_name
 from django_singlecron.models import JobRun
 
-from .support_core import committing as committing
-from .support_core import database_alias, is_free, job, session, setting, the_run, write, written
+from .support_core import database_alias, is_free, job, real_database, session, setting, the_run, write, written
 
-pytestmark = pytest.mark.usefixtures("committing")
+pytestmark = real_database
 
 LIMITS = [
     "application_name",
