@@ -73,7 +73,7 @@ def refusal(error: Error, job: str, alias: str) -> RunRefused:
     if code == "42501":
         return PermissionRefused(
             f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
-            f"Grant it SELECT, INSERT, UPDATE on django_singlecron_jobrun and USAGE on its sequence."
+            f"Grant it SELECT, INSERT, UPDATE, DELETE on django_singlecron_jobrun and USAGE on its sequence."
         )
     if isinstance(error, OperationalError | InterfaceError):
         return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')

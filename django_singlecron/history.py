@@ -54,13 +54,14 @@ WITH probe AS MATERIALIZED (
     FROM probe WHERE free OR %s
     RETURNING id, started_at
 )
-SELECT probe.free, probe.key, attempt.id, attempt.started_at, current_setting('transaction_isolation'),
+SELECT probe.free, probe.key, attempt.id, attempt.started_at, current_setting('default_transaction_isolation'),
        holders.id, holders.host, holders.pid, holders.started_at
 FROM probe LEFT JOIN attempt ON true LEFT JOIN holders ON true
 ORDER BY holders.id DESC
 """
 
-# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
+# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone
+# (of another role's session, whose start is hidden, only that it is there can be seen),
 # or, behind a pooler, whose sessions outlive its clients, when they are old. Not while anyone holds the key: the probe
 # is some time ago when this process was stopped since, and then it is a run of now that would be called lost.
 _MARK_LOST = """
@@ -69,7 +70,7 @@ SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
 WHERE run.key = %s AND run.key_is_pair = %s AND run.status = 'running' AND run.id <> %s
   AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
-                      WHERE session.backend_start = run.backend_start))
+                      WHERE coalesce(session.backend_start, run.backend_start) = run.backend_start))
   AND NOT EXISTS (SELECT FROM pg_locks
                   WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -224,11 +225,17 @@ def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[t
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
-def acquire(connection: BaseDatabaseWrapper, statement: Sql) -> int | None:
-    """Take the lock for the transaction; return its token, or None when another run has it."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement.text, statement.parameters)
-        token: int | None = cursor.fetchone()[0]
+def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -> int | None:
+    """Take the lock for the transaction; return its token, or None when another run has it.
+
+    Raises a `RunRefused` that says what to do when the database cannot do it.
+    """
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.parameters)
+            token: int | None = cursor.fetchone()[0]
+    except Error as error:
+        raise refusal(error, attempt.job, connection.alias) from error
     return token
 
 
@@ -307,8 +314,8 @@ def name_holder(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt) -> 
 
 def mark_ended(
     connection: BaseDatabaseWrapper, run_id: int, status: JobRun.Status, texts: Texts, output: str
-) -> JobRun.Status:
-    """Record how a run that did not succeed ended; return the status that the row has then.
+) -> JobRun.Status | None:
+    """Record how a run that did not succeed ended; return the status that the row has then, None when it has no row.
 
     A row that reads succeeded keeps that status, since its work is committed, and takes the error beside it: an
     `on_commit` hook raised, or the connection went before the COMMIT was answered.
@@ -322,10 +329,11 @@ def mark_ended(
     own = JobRun.objects.using(connection.alias).filter(pk=run_id)
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
 
-    def record() -> JobRun.Status:
+    def record() -> JobRun.Status | None:
         if unfinished.update(status=status, finished_at=Now(), **values):
             return status
-        own.update(**values)
+        if not own.update(**values):
+            return None
         return JobRun.Status(own.values_list("status", flat=True).get())
 
     return reconnecting(connection, lambda: try_again(connection, record))
@@ -337,7 +345,7 @@ def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
 
 
 def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, lock: str) -> None:
-    """Write the row of a run anew, in the job's transaction, when somebody deleted it while the job ran."""
+    """Write the row of a run anew, when somebody deleted it while the job ran."""
     JobRun.objects.using(connection.alias).create(
         pk=row.id,
         job=attempt.job,
