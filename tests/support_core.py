@@ -130,3 +130,18 @@ def in_thread(function: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     return answers[0]
+
+
+@contextmanager
+def trigger(when: str, body: str) -> Iterator[None]:
+    """Let the server do `body` (PL/pgSQL) when the history's rows change; `counter` is a sequence to count with."""
+    with session() as owner:
+        owner.execute("CREATE SEQUENCE counter")
+        owner.execute(f"CREATE FUNCTION interfere() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+        owner.execute(
+            f"CREATE TRIGGER interfere {when} ON django_singlecron_jobrun FOR EACH ROW EXECUTE FUNCTION interfere()"
+        )
+        try:
+            yield
+        finally:
+            owner.execute("DROP FUNCTION interfere CASCADE; DROP SEQUENCE counter")
