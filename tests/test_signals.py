@@ -86,25 +86,14 @@ def test_a_failure_sends_its_error() -> None:
 
 def test_a_lost_lock_is_a_failure_of_that_status() -> None:
     with all_signals() as sent, pytest.raises(Exception, match="lost its lock"):
-        job(connection.close)()
+        job(lambda: connection.close())()
     assert sent[1][1]["status"] == "lost"
 
 
 def test_a_killed_run_is_told_by_the_attempt_that_finds_it() -> None:
-    def fields() -> dict[str, Any]:
-        run = the_run()
-        return {
-            "job": "job",
-            "outcome": "acquired",
-            "host": "x",
-            "pid": 1,
-            "key": run.key,
-            "started_at": run.started_at,
-        }
-
-    task = job(write)
-    task()
-    killed = JobRun.objects.create(status="running", trigger="function", **fields())
+    job(write)()
+    killed = the_run()
+    JobRun.objects.update(status="running", backend_start=killed.started_at)
     with all_signals() as sent:
         job(lambda: None)()
     assert sent[0] == (
