@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from typing import Any
 
 from django.db import DatabaseError, transaction
@@ -18,7 +20,7 @@ logger = logging.getLogger("django_singlecron")
 
 def acquired(run: Run) -> None:
     """Say, inside the run's transaction, that it is about to start."""
-    logger.info('Job "%s" acquired: run %s starts.', run.name, run.id, extra=_extra(run.name, run.id))
+    _log(logging.INFO, run.name, run.id, 'Job "%s" acquired: run %s starts.', run.name, run.id)
     if not signals.run_acquired.has_listeners(JobRun):
         return
     try:
@@ -26,19 +28,15 @@ def acquired(run: Run) -> None:
         with transaction.atomic(using=run.using):
             responses = _send(signals.run_acquired, run.name, run.id, run.using, run=run)
             transaction.set_rollback(any(isinstance(said, Exception) for _, said in responses), using=run.using)
-    except DatabaseError:
-        logger.exception('A receiver of run_acquired broke its savepoint in run %s of the job "%s".', run.id, run.name)
+    except DatabaseError as error:
+        message = 'A receiver of run_acquired broke its savepoint in run %s of the job "%s".'
+        _log(logging.ERROR, run.name, run.id, message, run.id, run.name, error=error)
 
 
 def skipped(attempt: Attempt, using: str, run_id: int | None, holder: Holder | None) -> None:
     """Say that an attempt did not run."""
-    logger.info(
-        'Job "%s" skipped%s: %s.',
-        attempt.job,
-        _numbered(run_id),
-        describe_holder(holder),
-        extra=_extra(attempt.job, run_id),
-    )
+    message = 'Job "%s" skipped%s: %s.'
+    _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), describe_holder(holder))
     _send(
         signals.run_skipped,
         attempt.job,
@@ -51,33 +49,50 @@ def skipped(attempt: Attempt, using: str, run_id: int | None, holder: Holder | N
 
 def succeeded(run: Run, seconds: float) -> None:
     """Say that a run's work is committed."""
-    logger.info('Job "%s" succeeded: run %s took %.3f s.', run.name, run.id, seconds, extra=_extra(run.name, run.id))
+    _log(logging.INFO, run.name, run.id, 'Job "%s" succeeded: run %s took %.3f s.', run.name, run.id, seconds)
     _send(signals.run_succeeded, run.name, run.id, run.using, error=None)
 
 
 def ended(job: str, run_id: int, using: str, status: JobRun.Status, error: BaseException, seconds: float) -> None:
     """Say how a run ended that raised."""
-    logged: dict[str, Any] = {"exc_info": error, "extra": _extra(job, run_id)}
     if status == JobRun.Status.SUCCEEDED:
-        logger.error('Job "%s" succeeded, then raised: the work of run %s is committed.', job, run_id, **logged)
+        message = 'Job "%s" succeeded, then raised: the work of run %s is committed.'
+        _log(logging.ERROR, job, run_id, message, job, run_id, error=error)
         _send(signals.run_succeeded, job, run_id, using, error=error)
         return
-    logger.error('Job "%s" %s: run %s raised after %.3f s.', job, status.value, run_id, seconds, **logged)
+    message = 'Job "%s" %s: run %s raised after %.3f s.'
+    _log(logging.ERROR, job, run_id, message, job, status.value, run_id, seconds, error=error)
     _send(signals.run_failed, job, run_id, using, status=status.value, error=error)
 
 
 def lost(job: str, holder: Holder, using: str) -> None:
     """Say that an earlier run was killed."""
-    logger.error(
+    _log(
+        logging.ERROR,
+        job,
+        holder.run_id,
         'Job "%s" lost: run %s on %s (pid %s), started %s, ended without a word. Its work is rolled back.',
         job,
         holder.run_id,
         holder.host,
         holder.pid,
         holder.started_at.isoformat(sep=" ", timespec="seconds"),
-        extra=_extra(job, holder.run_id),
     )
     _send(signals.run_failed, job, holder.run_id, using, status=JobRun.Status.LOST.value, error=None)
+
+
+def not_recorded(job: str, run_id: int, what: str) -> None:
+    """Say, while an error is handled, that the history lacks something because of it."""
+    _log(
+        logging.ERROR,
+        job,
+        run_id,
+        'Job "%s", run %s, is not all recorded. %s',
+        job,
+        run_id,
+        what,
+        error=sys.exc_info()[1],
+    )
 
 
 def describe_holder(holder: Holder | None) -> str:
@@ -92,8 +107,14 @@ def _numbered(run_id: int | None) -> str:
     return "" if run_id is None else f" (attempt {run_id})"
 
 
-def _extra(job: str, run_id: int | None) -> dict[str, Any]:
-    return {"job": job, "run_id": run_id}
+def _log(
+    level: int, job: str, run_id: int | None, message: str, *args: object, error: BaseException | None = None
+) -> None:
+    try:
+        logger.log(level, message, *args, exc_info=error, extra={"job": job, "run_id": run_id}, stacklevel=2)
+    except Exception:
+        # A handler that raises, such as a mail's that cannot write the error's text, is not the run's failure.
+        traceback.print_exc()
 
 
 def _send(signal: Signal, job: str, run_id: int | None, using: str, **more: object) -> list[tuple[Any, Any]]:

@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 from django.core.management.base import BaseCommand, CommandError
 
 from . import announcements, launch
-from .capture import OutputTail, TeeOutput, TeeStream
+from .capture import OutputTail, TeeOutput, TeeStream, clean
 from .exceptions import InvalidName, RunRefused
 from .models import JobRun
 from .runner import Call, Outcome
@@ -56,7 +56,7 @@ def describe_process(argv: list[str] | None = None) -> str:
         words += [word for word in argv[1:2] if not word.startswith("-")]
         if words[1:] == ["singlecron"]:
             words += [word for word in argv[2:3] if not word.startswith("-")]
-    return " ".join(words)[:255]
+    return clean(" ".join(words))[:255]
 
 
 def run_handle(

@@ -59,7 +59,7 @@ class RunContext:
     run: Run
     outer: RunContext | None
     inner_attempts: list[object] = field(default_factory=list)
-    """The rows of attempts recorded inside the run's transaction, to be written again should it roll back."""
+    """The rows of attempts recorded inside the run's transaction, to be written again should that roll them back."""
 
     def find(self, name: str, using: str) -> RunContext | None:
         """Return the run of the job `name` in the database `using` that this is inside of, if any."""

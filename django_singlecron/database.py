@@ -58,7 +58,8 @@ def sqlstate(error: BaseException) -> str | None:
 def refusal(error: Error, job: str, alias: str) -> RunRefused:
     """Say what a failed first statement means for the user."""
     code = sqlstate(error)
-    reason = capture.error_message(error).strip()
+    # On one line, as a cron mail and a CommandError show it.
+    reason = " ".join(capture.error_message(error).split())
     nothing_ran = f'The job "{job}" did not run'
     if code in ("42P01", "42703") or "no such table" in reason:
         return HistoryNotMigrated(
@@ -73,7 +74,7 @@ def refusal(error: Error, job: str, alias: str) -> RunRefused:
     if code == "42501":
         return PermissionRefused(
             f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
-            f"Grant it SELECT, INSERT, UPDATE on django_singlecron_jobrun and USAGE on its sequence."
+            f"Grant it SELECT, INSERT, UPDATE, DELETE on django_singlecron_jobrun and USAGE on its sequence."
         )
     if isinstance(error, OperationalError | InterfaceError):
         return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')

@@ -52,7 +52,7 @@ WITH holders AS MATERIALIZED (
     FROM (SELECT {probe} AS free OFFSET 0) AS probe WHERE free OR %s
     RETURNING status = 'running' AS acquired, id, key, started_at
 )
-SELECT attempt.*, current_setting('transaction_isolation'), holders.*
+SELECT attempt.*, current_setting('default_transaction_isolation'), holders.*
 FROM attempt FULL JOIN holders ON true
 """
 
@@ -65,7 +65,8 @@ HELD = """
     AND held.objsubid = CASE WHEN wanted.is_pair THEN 2 ELSE 1 END
 """
 
-# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
+# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone
+# (of another role's session, whose start is hidden, only that it is there can be seen),
 # or, behind a pooler, whose sessions outlive its clients, when they are old. Not while anyone holds the key: the probe
 # is some time ago when this process was stopped since, and then it is a run of now that would be called lost.
 _MARK_LOST = f"""
@@ -75,7 +76,7 @@ FROM {WANTED}
 WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status = 'running' AND run.id <> %s
   AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
-                      WHERE session.backend_start = run.backend_start))
+                      WHERE coalesce(session.backend_start, run.backend_start) = run.backend_start))
   AND NOT EXISTS (SELECT FROM pg_locks AS held WHERE {HELD})
 RETURNING run.id, run.job, run.host, run.pid, run.started_at
 """  # noqa: S608  # of constants alone
@@ -223,11 +224,17 @@ def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[t
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
-def acquire(connection: BaseDatabaseWrapper, statement: Sql) -> int | None:
-    """Take the lock for the transaction; return its token, or None when another run has it."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement.text, statement.parameters)
-        token: int | None = cursor.fetchone()[0]
+def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -> int | None:
+    """Take the lock for the transaction; return its token, or None when another run has it.
+
+    Raises a `RunRefused` that says what to do when the database cannot do it.
+    """
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.parameters)
+            token: int | None = cursor.fetchone()[0]
+    except Error as error:
+        raise refusal(error, attempt.job, connection.alias) from error
     return token
 
 
@@ -283,8 +290,8 @@ def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None
 
 def mark_ended(
     connection: BaseDatabaseWrapper, run_id: int, status: JobRun.Status, texts: Texts, output: str
-) -> JobRun.Status:
-    """Record how a run that did not succeed ended; return the status that the row has then.
+) -> JobRun.Status | None:
+    """Record how a run that did not succeed ended; return the status that the row has then, None when it has no row.
 
     A row that reads succeeded keeps that status, since its work is committed, and takes the error beside it: an
     `on_commit` hook raised, or the connection went before the COMMIT was answered.
@@ -298,10 +305,11 @@ def mark_ended(
     own = JobRun.objects.using(connection.alias).filter(pk=run_id)
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
 
-    def record() -> JobRun.Status:
+    def record() -> JobRun.Status | None:
         if unfinished.update(status=status, finished_at=Now(), **values):
             return status
-        own.update(**values)
+        if not own.update(**values):
+            return None
         return JobRun.Status(own.values_list("status", flat=True).get())
 
     return reconnecting(connection, lambda: try_again(connection, record))
@@ -313,7 +321,7 @@ def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
 
 
 def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, lock: str) -> None:
-    """Write the row of a run anew, in the job's transaction, when somebody deleted it while the job ran."""
+    """Write the row of a run anew, when somebody deleted it while the job ran."""
     JobRun.objects.using(connection.alias).create(
         pk=row.id,
         job=attempt.job,

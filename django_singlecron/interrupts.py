@@ -37,6 +37,13 @@ class Terminated(SystemExit):
         return "The process received SIGTERM, as a deploy or a shutdown sends it."
 
 
+class Interruption(BaseException):
+    """What a deadline raises in the job; at the end of the deadline's block `RunTimedOut` takes its place.
+
+    It is no `Exception`, so a job that carries on after each of those does not carry on after this.
+    """
+
+
 class Deadline:
     """Ends the run in its block once `timeout` has passed, and raises `RunTimedOut` at the block's end.
 
@@ -72,7 +79,11 @@ class Deadline:
             # The system ignores SIGURG by default, so one that arrives late harms nobody.
             self._previous_handler = signal.signal(signal.SIGURG, self._on_signal)
         self._watch = threading.Thread(target=self._watch_clock, name="singlecron-deadline", daemon=True)
-        self._watch.start()
+        try:
+            self._watch.start()
+        except Interruption as error:
+            # It passed while its watch was starting.
+            self.__exit__(type(error), error, error.__traceback__)
         return self
 
     def __exit__(
@@ -83,8 +94,7 @@ class Deadline:
             signal.signal(signal.SIGURG, self._previous_handler)
         if self._socket is not None:
             self._socket.close()
-        already_said = isinstance(error, RunTimedOut) and bool(error.args)
-        if self.passed and not already_said:
+        if self.passed:
             raise RunTimedOut(self._message) from error
 
     def _watch_clock(self) -> None:
@@ -101,10 +111,13 @@ class Deadline:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.passed and not self._over.is_set():
-            raise RunTimedOut(self._message)
+            raise Interruption(self._message)
+        if callable(self._previous_handler):
+            # The deadline of the run that this one was called from.
+            self._previous_handler(number, frame)
 
     def _raise_in_thread(self) -> None:
-        _set_async_exception(self._thread_id, RunTimedOut)
+        _set_async_exception(self._thread_id, Interruption)
 
     def _stop(self) -> None:
         # An interruption may still arrive in here, until the watch has ended and what it left pending is cleared.
@@ -115,7 +128,7 @@ class Deadline:
                 if not self._by_signal:
                     _set_async_exception(self._thread_id, None)
                 return
-            except RunTimedOut:
+            except Interruption:
                 continue
 
 
@@ -152,7 +165,9 @@ def sigterm_raises() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Unless the job installed a handler of its own, to last.
+        if signal.getsignal(signal.SIGTERM) is raise_terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _leave_run_after_fork() -> None:

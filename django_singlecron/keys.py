@@ -151,12 +151,22 @@ class _NameFormatter(string.Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         try:
             value, first = super().get_field(field_name, args, kwargs)
-        except (LookupError, AttributeError) as error:
+        except (LookupError, AttributeError, TypeError) as error:
             raise InvalidName(
                 f"The job name {self._template.template!r} of {self._template.owner} needs {{{field_name}}}, "
                 "which this call does not give."
             ) from error
         return self._stable(field_name, value), first
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            text: str = super().format_field(value, format_spec)
+        except (ValueError, TypeError) as error:
+            raise InvalidName(
+                f"The job name {self._template.template!r} of {self._template.owner} cannot write {value!r} in the "
+                f"format {format_spec!r}."
+            ) from error
+        return text
 
     def _stable(self, field: str, value: Any) -> Any:
         if isinstance(value, Model):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from asgiref.sync import async_to_sync
@@ -32,8 +32,6 @@ from .locks.postgres import PostgresLock
 from .models import JobRun
 
 T = TypeVar("T")
-
-logger = logging.getLogger("django_singlecron")
 
 Body = Callable[[OutputTail], Any]
 
@@ -114,6 +112,7 @@ class Runner:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
             self._record_end(context, error)
             raise
+        self._restore_inner_attempts(context)
         announcements.succeeded(context.run, time.monotonic() - self.began)
         if self.exit is not None:
             raise self.exit
@@ -150,10 +149,12 @@ class Runner:
 
     def open(self) -> Opened:
         """Step 1: probe the lock and record the attempt, in one statement."""
-        if self.connection.connection is not None:
-            # As at the start of a request: a scheduler's thread may have kept a connection that is stale by now.
-            self.connection.close_if_unusable_or_obsolete()
+        self.refresh_connection()
         return history.open_attempt(self.connection, self.attempt, self.lock)
+
+    def refresh_connection(self) -> None:
+        """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now."""
+        self.connection.close_if_unusable_or_obsolete()
 
     def mark_lost(self) -> None:
         """Put earlier runs right that still read "running" although nobody holds their key."""
@@ -165,7 +166,7 @@ class Runner:
         if isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
             # A stricter level would show the job the data of before the previous run's commit.
             database.read_committed(self.connection)
-        token = history.acquire(self.connection, self.acquisition())
+        token = history.acquire(self.connection, self.attempt, self.acquisition())
         if token is None:
             raise RaceLost
         return token
@@ -232,7 +233,7 @@ class Runner:
             if asyncio.iscoroutine(value):
                 value = async_to_sync(_await)(value, deadline)
         except SystemExit as error:
-            if error.code or os.getpid() != self.attempt.pid:
+            if error.code not in (None, 0) or os.getpid() != self.attempt.pid:
                 raise
             # sys.exit(0) is a way to succeed; it goes on outward after the commit.
             self.exit = error
@@ -256,17 +257,27 @@ class Runner:
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         texts = history.Texts.of(error)
         try:
-            status = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
-            if context is not None and context.inner_attempts:
-                history.restore(self.connection, cast("list[JobRun]", context.inner_attempts))
+            ended = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
+            if ended is None:
+                history.recreate(self.connection, self.attempt, self.row, lock=self.label)
+                ended = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
+            status = ended or status
         except Exception:
-            logger.exception(
-                'The end of run %s of the job "%s" could not be recorded; it will read "lost".',
-                self.row.id,
-                self.call.job,
-                extra={"job": self.call.job, "run_id": self.row.id},
-            )
+            announcements.not_recorded(self.call.job, self.row.id, 'Its end could not be; it will read "lost".')
+        if context is not None:
+            self._restore_inner_attempts(context)
         announcements.ended(self.call.job, self.row.id, self.call.using, status, error, time.monotonic() - self.began)
+
+    def _restore_inner_attempts(self, context: RunContext) -> None:
+        """Write the skipped calls of the job from within itself again, where a rollback took them away."""
+        if not context.inner_attempts:
+            return
+        try:
+            history.restore(self.connection, cast("list[JobRun]", context.inner_attempts))
+        except Exception:
+            announcements.not_recorded(
+                self.call.job, self.row.id, "The calls that it skipped inside itself could not be."
+            )
 
     def _skipped(self, opened: Opened) -> Outcome[Any]:
         guess = opened.holders[0] if opened.holders else None
@@ -292,10 +303,7 @@ class Runner:
         row = history.record_attempt(
             self.connection, self.attempt, lock=self.label, key=same.run.key, acquired=False, held_by=same.run.id
         )
-        context: RunContext | None = self.outer
-        while context is not None and context is not same.outer:
-            context.inner_attempts.append(row)
-            context = context.outer
+        same.inner_attempts.append(row)
         return self._skip(row.pk, holder)
 
     def _skip(self, run_id: int | None, holder: Holder | None) -> Outcome[Any]:
@@ -321,9 +329,14 @@ def _inside(context: RunContext) -> Iterator[None]:
 async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:
     task = asyncio.current_task()
     if deadline is not None and task is not None:
-        loop = asyncio.get_running_loop()
-        deadline.interrupt_with(lambda: loop.call_soon_threadsafe(task.cancel))
+        deadline.interrupt_with(partial(_cancel, task, asyncio.get_running_loop()))
     return await coroutine
+
+
+def _cancel(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+    # A loop that is closed by now has ended the coroutine.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def _is_closed(connection: BaseDatabaseWrapper) -> bool:

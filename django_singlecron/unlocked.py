@@ -28,6 +28,8 @@ class UnlockedRunner(Runner):
     label = JobRun.LockKind.NONE.value
 
     def open(self) -> Opened:
+        if not self.connection.in_atomic_block:
+            self.refresh_connection()
         logger.warning(
             'Job "%s" runs without a lock, since SINGLECRON["LOCKING"] is False. Another replica may run it as well.',
             self.call.job,
@@ -69,7 +71,7 @@ class TestCaseRunner(UnlockedRunner):
         return Opened(free, Row(row.pk, key, row.started_at))
 
     def hold(self, isolation: str) -> int | None:
-        token = self._try(lambda: history.acquire(self.connection, self.acquisition()))
+        token = self._try(lambda: history.acquire(self.connection, self.attempt, self.acquisition()))
         if token is None:
             raise RaceLost
         return token

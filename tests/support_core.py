@@ -1,0 +1,147 @@
+"""What the tests of the run's own modules share: second sessions, more aliases, small jobs, simple questions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import load_backend
+
+from django_singlecron import SingletonTask, singleton_task
+from django_singlecron.models import JobRun
+from testproject.billing.models import Tenant
+
+WAIT = 10
+
+
+# Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.
+real_database = pytest.mark.django_db(transaction=True, available_apps=["django_singlecron", "testproject.billing"])
+
+
+@dataclass
+class Session:
+    """A connection of its own to the database, as another process would have it."""
+
+    connection: BaseDatabaseWrapper
+
+    def execute(self, sql: str, *parameters: Any) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+
+    def one(self, sql: str, *parameters: Any) -> Any:
+        """Return the first column of the first row."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            return cursor.fetchone()[0]
+
+
+@contextmanager
+def session(alias: str = "default") -> Iterator[Session]:
+    connection = connections[alias].copy()
+    try:
+        yield Session(connection)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def database_alias(alias: str, **changes: Any) -> Iterator[str]:
+    """Add an alias in this thread, whose settings are those of the test database with `changes`."""
+    settings = {**connections["default"].settings_dict, **changes}
+    connections[alias] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+
+
+@contextmanager
+def role(name: str, *statements: str, **options: str) -> Iterator[str]:
+    """Make a role, run `statements` for it, and give an alias whose sessions are of that role."""
+    with session() as owner:
+        owner.execute(f"CREATE ROLE {name}")
+        try:
+            for statement in statements:
+                owner.execute(statement)
+            with database_alias(name, OPTIONS={"options": f"-c role={name}"}) as alias:
+                yield alias
+        finally:
+            owner.execute(f"DROP OWNED BY {name}")
+            owner.execute(f"DROP ROLE {name}")
+
+
+def job(function: Callable[..., Any], name: str = "job", **options: Any) -> SingletonTask[Any, Any]:
+    return singleton_task(name, **options)(function)
+
+
+def write(name: str = "written", using: str = "default") -> None:
+    """Do a job's work."""
+    Tenant.objects.using(using).create(name=name, monthly_fee=1)
+
+
+def written(using: str = "default") -> list[str]:
+    """Return the work that is committed, or seen by this connection's transaction."""
+    return list(Tenant.objects.using(using).order_by("name").values_list("name", flat=True))
+
+
+def is_free(name: str = "job") -> bool:
+    """Whether another session could have the job's lock."""
+    with session() as other:
+        free: bool = other.one("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", name)
+    return free
+
+
+def the_run() -> JobRun:
+    """Return the one attempt that there is."""
+    return JobRun.objects.get()
+
+
+def setting(name: str, using: str = "default") -> str | None:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT current_setting(%s, true)", [name])
+        value: str | None = cursor.fetchone()[0]
+    return value
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Run in a thread, close its connections, and return what it returned or raise what it raised."""
+    answers: list[Any] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            answers.append(function())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    return answers[0]
+
+
+@contextmanager
+def trigger(when: str, body: str) -> Iterator[None]:
+    """Let the server do `body` (PL/pgSQL) when the history's rows change; `counter` is a sequence to count with."""
+    with session() as owner:
+        owner.execute("CREATE SEQUENCE counter")
+        owner.execute(f"CREATE FUNCTION interfere() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$")
+        owner.execute(
+            f"CREATE TRIGGER interfere {when} ON django_singlecron_jobrun FOR EACH ROW EXECUTE FUNCTION interfere()"
+        )
+        try:
+            yield
+        finally:
+            owner.execute("DROP FUNCTION interfere CASCADE; DROP SEQUENCE counter")

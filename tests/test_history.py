@@ -1,0 +1,465 @@
+"""The history while jobs run: who held the lock, who lost the race, who was killed, and what cannot be written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+
+from django_singlecron import RunResult
+from django_singlecron.history import LOST_MESSAGE
+from django_singlecron.models import JobRun
+from django_singlecron.testing import hold_lock
+
+from .support_core import (
+    Session,
+    database_alias,
+    is_free,
+    job,
+    real_database,
+    role,
+    session,
+    the_run,
+    trigger,
+    write,
+    written,
+)
+
+pytestmark = real_database
+
+KEY = "SELECT hashtextextended('job', 0)"
+
+
+def running_row(**values: Any) -> JobRun:
+    """Record a run that reads "running", of a server session that is not there any more."""
+    with session() as other:
+        now, key = other.one("SELECT clock_timestamp()"), other.one(KEY)
+    values = {
+        "key": key,
+        "started_at": now,
+        "backend_pid": 2_000_000_000,
+        "backend_start": now,
+        "host": "killed",
+        "pid": 7,
+        "trigger": "function",
+        **values,
+    }
+    return JobRun.objects.create(job=values.pop("job", "job"), outcome="acquired", status="running", **values)
+
+
+def live(other: Session) -> dict[str, Any]:
+    """Return what a row of the session `other` says of it."""
+    other.connection.ensure_connection()
+    pid = other.one("SELECT pg_backend_pid()")
+    start = other.one("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())")
+    return {"backend_pid": pid, "backend_start": start}
+
+
+@contextmanager
+def before_statement(start: str, interfere: Callable[[], None]) -> Iterator[None]:
+    """Call `interfere` once, right before the connection sends the first statement that begins with `start`."""
+    todo = [interfere]
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.strip().startswith(start) and todo:
+            todo.pop()()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+
+
+# Who holds it
+
+
+def test_a_skip_names_the_run_that_holds_the_lock() -> None:
+    results: list[Any] = []
+
+    def outer() -> None:
+        with database_alias("replica"):
+            results.append(job(write, using="replica")())
+
+    held = job(outer)()
+    assert results == [RunResult("skipped", skip_reason="locked", held_by=held.run_id, run_id=results[0].run_id)]
+    skip = JobRun.objects.skipped().get()
+    assert (skip.held_by_id, skip.skip_reason, skip.status) == (held.run_id, "locked", "skipped")
+    assert skip.finished_at is not None
+    assert written() == []
+
+
+def test_a_holder_that_left_no_record_is_not_made_up() -> None:
+    with hold_lock("job"):
+        result = job(write)()
+    assert (result.ran, result.held_by, the_run().held_by_id) == (False, None, None)
+
+
+def test_among_several_that_may_hold_it_the_one_that_stays_is_named() -> None:
+    with session() as other:
+        first, second = running_row(**live(other)), running_row(**live(other))
+        gone: list[str] = []
+
+        def second_finds_out() -> None:
+            other.execute("UPDATE django_singlecron_jobrun SET status = 'skipped' WHERE id = %s", second.pk)
+            gone.append("second")
+
+        with hold_lock("job"), before_statement("SELECT", second_finds_out):
+            result = job(write)()
+    assert gone == ["second"]
+    assert result.held_by == first.pk
+    assert JobRun.objects.get(pk=result.run_id).held_by_id == first.pk
+
+
+def test_where_several_go_on_the_newest_is_named() -> None:
+    with session() as other:
+        running_row(**live(other))
+        newest = running_row(**live(other))
+        with hold_lock("job"):
+            assert job(write)().held_by == newest.pk
+
+
+def test_skips_that_are_not_recorded_leave_no_row_and_name_the_holder_all_the_same() -> None:
+    with session() as other:
+        holders = [running_row(**live(other)) for _ in range(2)]
+        with hold_lock("job"):
+            assert job(write, record_skips=False)() == RunResult("skipped", skip_reason="locked", held_by=holders[1].pk)
+    assert JobRun.objects.skipped().count() == 0
+
+
+# The race between the probe and the lock
+
+
+@pytest.mark.parametrize("record_skips", [True, False])
+@pytest.mark.parametrize("rival", ["runs", "ended", "unrecorded"])
+def test_who_loses_the_race_after_the_probe_is_skipped(record_skips: bool, rival: str) -> None:
+    with session() as other:
+        rivals: list[JobRun] = []
+
+        def take_the_lock() -> None:
+            other.connection.set_autocommit(False)
+            assert other.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+            if rival != "unrecorded":
+                with session() as third:
+                    now = third.one("SELECT clock_timestamp()")
+                ended = {"status": "succeeded", "finished_at": now} if rival == "ended" else {"status": "running"}
+                fields = {"job": "job", "outcome": "acquired", "host": "rival", "pid": 8, "trigger": "function"}
+                rivals.extend(
+                    JobRun.objects.using("rival").bulk_create(
+                        [JobRun(**fields, **ended, key=JobRun.objects.using("rival").get().key, started_at=now)]
+                    )
+                )
+
+        with database_alias("rival"), before_statement("SELECT CASE WHEN pg_try", take_the_lock):
+            result = job(write, record_skips=record_skips)()
+        other.connection.rollback()
+        other.connection.set_autocommit(True)
+    holder = rivals[0].pk if rivals else None
+    own = JobRun.objects.exclude(pk=holder)
+    assert (result.ran, result.skip_reason, result.held_by) == (False, "locked", holder)
+    if record_skips:
+        row = own.get()
+        assert result.run_id == row.pk
+        assert (row.outcome, row.status, row.skip_reason, row.held_by_id) == ("skipped", "skipped", "locked", holder)
+        assert row.finished_at is not None
+    else:
+        assert result.run_id is None
+        assert not own.exists()
+    assert written() == []
+    assert is_free()
+
+
+# Killed runs
+
+
+def test_a_run_whose_session_is_gone_is_found_lost_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    killed = running_row()
+    assert job(write)()
+    killed.refresh_from_db()
+    assert (killed.status, killed.error_message) == ("lost", LOST_MESSAGE)
+    assert killed.finished_at is not None
+    assert f'Job "job" lost: run {killed.pk} on killed (pid 7)' in caplog.text
+
+
+@pytest.mark.parametrize(("age", "status"), [(11, "lost"), (0, "running")])
+def test_behind_a_pooler_where_sessions_stay_a_run_is_lost_when_it_is_old(age: int, status: str) -> None:
+    with session() as other:
+        started = other.one("SELECT clock_timestamp() - make_interval(secs => %s)", age)
+        row = running_row(**live(other), started_at=started)
+        assert job(write)()
+    row.refresh_from_db()
+    assert row.status == status
+
+
+def test_another_session_of_the_same_server_process_id_does_not_pass_for_the_killed_one() -> None:
+    with session() as other:
+        about = live(other)
+        row = running_row(**{**about, "backend_start": about["backend_start"] - dt.timedelta(hours=1)})
+        assert job(write)()
+    row.refresh_from_db()
+    assert row.status == "lost"
+
+
+GRANTS = (
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON django_singlecron_jobrun, billing_tenant TO {}",
+    "GRANT USAGE ON django_singlecron_jobrun_id_seq, billing_tenant_id_seq TO {}",
+)
+
+
+def test_a_session_of_another_role_is_not_taken_for_gone_because_its_start_is_hidden() -> None:
+    with session() as other:
+        row = running_row(**live(other))
+        with role("limited", *(grant.format("limited") for grant in GRANTS)) as alias:
+            assert job(lambda: write(using=alias), using=alias)()
+    row.refresh_from_db()
+    assert row.status == "running"
+    assert written() == ["written"]
+
+
+@pytest.mark.parametrize("option", ["hashtextextended", "hashtext", -4242, -(2**63), (-7, -42), (7, -42)], ids=repr)
+def test_no_run_is_called_lost_while_somebody_holds_its_key(option: Any) -> None:
+    # This process was stopped between its probe and its cleaning up, and another replica runs by now.
+    task = job(write, key=option)
+    task()
+    done = the_run()
+    row = running_row(key=done.key, key_is_pair=done.key_is_pair)
+    with hold_lock("other", key=1):
+        holders = [hold_lock("job", key=option)]
+        with before_statement("UPDATE django_singlecron_jobrun AS run", lambda: holders[0].__enter__()):
+            result = task()
+        holders[0].__exit__(None, None, None)
+    row.refresh_from_db()
+    assert not result.ran
+    assert row.status == "running"
+    task2 = job(lambda: None, key=option)
+    assert task2()
+    row.refresh_from_db()
+    assert row.status == "lost"
+
+
+def test_runs_of_another_key_space_are_none_of_its_business() -> None:
+    pair = running_row(key=42, key_is_pair=True)
+    assert job(write, key=42)()
+    pair.refresh_from_db()
+    assert pair.status == "running"
+
+
+@pytest.mark.parametrize("end", ["succeeds", "fails"])
+def test_a_run_that_was_taken_for_lost_puts_its_record_right(end: str) -> None:
+    def work() -> None:
+        with session() as other:
+            other.execute("UPDATE django_singlecron_jobrun SET status = 'lost', error_message = 'lost'")
+        if end == "fails":
+            raise ValueError("own")
+
+    if end == "fails":
+        with pytest.raises(ValueError, match="own"):
+            job(work)()
+        assert (the_run().status, the_run().error_message) == ("failed", "own")
+    else:
+        assert job(work)()
+        assert (the_run().status, the_run().error_message) == ("succeeded", "")
+
+
+# When the history itself is disturbed
+
+
+@pytest.mark.parametrize("end", ["succeeds", "fails"])
+def test_a_row_that_was_deleted_while_the_job_ran_is_written_anew(end: str) -> None:
+    def work(tenant: int) -> None:
+        with session() as other:
+            other.execute("DELETE FROM django_singlecron_jobrun")
+        write()
+        if end == "fails":
+            raise ValueError("own")
+
+    task = job(work, "bill:{tenant}", key=(7, 42))
+    if end == "fails":
+        with pytest.raises(ValueError, match="own"):
+            task(tenant=7)
+    else:
+        assert task(tenant=7)
+    row = the_run()
+    assert (row.job, row.arguments, row.outcome, row.key_pair) == ("bill:7", "tenant=7", "acquired", (7, 42))
+    assert row.status == ("failed" if end == "fails" else "succeeded")
+    assert row.error_message == ("own" if end == "fails" else "")
+    assert row.finished_at is not None
+
+
+def test_an_end_that_cannot_be_recorded_does_not_mask_the_jobs_error(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        trigger("BEFORE UPDATE", "IF new.status = 'failed' THEN RAISE 'disk full'; END IF; RETURN new;"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        job(lambda: 1 / 0)()
+    assert the_run().status == "running"
+    assert 'it will read "lost"' in caplog.text
+    assert "disk full" in caplog.text
+    assert 'Job "job" failed' in caplog.text
+    assert job(write)()
+    assert JobRun.objects.earliest("id").status == "lost"
+
+
+def test_a_success_that_cannot_be_recorded_is_no_success() -> None:
+    with (
+        trigger("BEFORE UPDATE", "IF new.status = 'succeeded' THEN RAISE 'disk full'; END IF; RETURN new;"),
+        pytest.raises(Exception, match="disk full"),
+    ):
+        job(write)()
+    assert the_run().status == "failed"
+    assert written() == []
+
+
+def test_a_table_that_goes_away_while_the_job_runs(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        with session() as other:
+            other.execute("ALTER TABLE django_singlecron_jobrun RENAME TO away")
+        raise ValueError("own")
+
+    try:
+        with pytest.raises(ValueError, match="own"):
+            job(work)()
+    finally:
+        with session() as other:
+            other.execute("ALTER TABLE away RENAME TO django_singlecron_jobrun")
+    assert "is not all recorded" in caplog.text
+
+
+def test_a_commit_that_fails_is_a_failed_run() -> None:
+    with session() as other:
+        other.execute(
+            "ALTER TABLE billing_tenant ADD CONSTRAINT late UNIQUE (monthly_fee) DEFERRABLE INITIALLY DEFERRED"
+        )
+        try:
+            with pytest.raises(Exception, match="late"):
+                job(lambda: [write("a"), write("b")])()
+        finally:
+            other.execute("ALTER TABLE billing_tenant DROP CONSTRAINT late")
+    assert the_run().status == "failed"
+    assert written() == []
+
+
+class Proxy:
+    """A way to the server that goes away once it has passed a COMMIT on and seen it answered."""
+
+    def __init__(self, server: str) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.server = server
+        self.cut = False
+        self.threads = [threading.Thread(target=self.accept)]
+        self.threads[0].start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self.pass_on, args=(client,))
+            self.threads.append(thread)
+            thread.start()
+
+    def pass_on(self, client: socket.socket) -> None:
+        with client, self.connect() as server:
+            client.settimeout(10)
+            while asked := client.recv(1 << 20):
+                server.sendall(asked)
+                answer = server.recv(1 << 20)
+                if b"COMMIT" in asked and not self.cut:
+                    self.cut = True
+                    return
+                client.sendall(answer)
+
+    def connect(self) -> socket.socket:
+        host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"] or 5432
+        if not host.startswith("/"):
+            return socket.create_connection((host or "127.0.0.1", int(port)), 10)
+        server = socket.socket(socket.AF_UNIX)
+        server.settimeout(10)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for thread in self.threads:
+            thread.join(10)
+
+
+def test_a_commit_whose_answer_got_lost_is_recorded_as_what_it_was() -> None:
+    proxy = Proxy("")
+    options = {"sslmode": "disable", "gssencmode": "disable"}
+    try:
+        with database_alias("far", HOST="127.0.0.1", PORT=str(proxy.port), OPTIONS=options) as alias:
+            with pytest.raises(OperationalError):
+                job(lambda: write(using=alias), using=alias)()
+            row = JobRun.objects.using(alias).get()
+    finally:
+        proxy.close()
+    assert proxy.cut
+    assert row.status == "succeeded"
+    assert row.error_class == "django.db.utils.OperationalError"
+    assert written() == ["written"]
+
+
+# Attempts that the server wants to be made again
+
+
+CONFLICT = "USING ERRCODE = 'serialization_failure'"
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_an_attempt_that_conflicts_is_made_again(times: int) -> None:
+    body = f"IF nextval('counter') <= {times} THEN RAISE 'again' {CONFLICT}; END IF; RETURN new;"
+    with trigger("BEFORE INSERT", body):
+        assert job(write)()
+    assert the_run().status == "succeeded"
+
+
+def test_an_attempt_that_conflicts_under_a_strict_default_is_made_read_committed_and_so_is_the_run() -> None:
+    body = f"IF current_setting('transaction_isolation') <> 'read committed' THEN RAISE 'again' {CONFLICT}; END IF;"
+    seen: list[str] = []
+    with (
+        trigger("BEFORE INSERT", body + "RETURN new;"),
+        database_alias("strict", OPTIONS={"options": r"-c default_transaction_isolation=repeatable\ read"}) as alias,
+        connections[alias].cursor() as cursor,
+    ):
+
+        def look() -> None:
+            cursor.execute("SHOW transaction_isolation")
+            seen.append(cursor.fetchone()[0])
+
+        connections[alias].close_at = None
+        assert job(look, using=alias)()
+    assert seen == ["read committed"]
+
+
+def test_an_attempt_that_conflicts_for_ever_is_given_up() -> None:
+    from django_singlecron import DatabaseUnavailable
+
+    with (
+        trigger("BEFORE INSERT", f"RAISE 'again' {CONFLICT};"),
+        pytest.raises(DatabaseUnavailable, match="again"),
+    ):
+        job(write)()
+    assert written() == []
+
+
+def test_inside_a_transaction_nothing_is_made_again() -> None:
+    from django_singlecron.database import try_again
+
+    calls: list[int] = []
+
+    def operation() -> None:
+        calls.append(1)
+        with connection.cursor() as cursor:
+            cursor.execute("DO $$ BEGIN RAISE 'again' USING ERRCODE = 'deadlock_detected'; END $$")
+
+    with pytest.raises(OperationalError, match="again"), transaction.atomic():
+        try_again(connection, operation)
+    assert calls == [1]

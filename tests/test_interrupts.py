@@ -1,0 +1,492 @@
+"""What ends a job from outside: a timeout wherever it runs and whatever it does, SIGTERM, and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection
+
+from django_singlecron import ForkedRun, RunTimedOut, current_run
+from django_singlecron.interrupts import Deadline, Interruption, Terminated
+from django_singlecron.models import JobRun
+from testproject.billing.models import Tenant
+
+from .support_core import WAIT, database_alias, in_thread, is_free, job, real_database, session, the_run, write, written
+
+pytestmark = real_database
+
+SHORT = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Assert that a test leaves no thread, no handler and no descriptor."""
+    handlers = signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)
+    connection.close()
+    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    yield
+    connection.close()
+    for thread in set(threading.enumerate()) - threads:
+        # The one in which asgiref runs a coroutine stays as long as a traceback knows of it, and pytest keeps those.
+        if not thread.name.startswith("ThreadPoolExecutor"):
+            thread.join(WAIT)
+            assert not thread.is_alive()
+    assert (signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)) == handlers
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def sql(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def sleep() -> None:
+    write()
+    time.sleep(WAIT)
+
+
+def sleep_in_the_database() -> None:
+    write()
+    sql(f"SELECT pg_sleep({WAIT})")
+
+
+def compute() -> None:
+    write()
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        pass
+
+
+def carry_on_after_exceptions() -> None:
+    write()
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            continue
+
+
+def carry_on_after_database_errors() -> None:
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        try:
+            sql("SELECT pg_sleep(0.05)")
+        except DatabaseError:
+            continue
+
+
+def insist_once() -> None:
+    write()
+    try:
+        time.sleep(WAIT)
+    except BaseException:
+        time.sleep(WAIT)
+
+
+def close_and_sleep() -> None:
+    connection.close()
+    time.sleep(WAIT)
+
+
+def check_timed_out(began: float) -> None:
+    assert time.monotonic() - began < WAIT / 2
+    row = the_run()
+    assert (row.status, row.error_class) == ("failed", "django_singlecron.exceptions.RunTimedOut")
+    assert "exceeded its timeout of 0.2 s. Its work was rolled back and its lock is free." in row.error_message
+    assert row.finished_at is not None
+    assert written() == []
+    # The server looks for a vanished client ten times a second.
+    end = time.monotonic() + 2
+    while not is_free() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert is_free()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        sleep,
+        sleep_in_the_database,
+        compute,
+        carry_on_after_exceptions,
+        carry_on_after_database_errors,
+        insist_once,
+        close_and_sleep,
+    ],
+)
+def test_a_timeout_ends_a_job_in_the_main_thread(body: Callable[[], None]) -> None:
+    began = time.monotonic()
+    with pytest.raises(RunTimedOut):
+        job(body, timeout=SHORT)()
+    check_timed_out(began)
+    assert job(write)()
+
+
+def nap() -> None:
+    write()
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("body", [nap, sleep_in_the_database, compute, carry_on_after_exceptions])
+def test_a_timeout_ends_a_job_in_another_thread(body: Callable[[], None]) -> None:
+    began = time.monotonic()
+
+    def call() -> bool:
+        with pytest.raises(RunTimedOut):
+            job(body, timeout=SHORT)()
+        # Nothing is pending in the thread, and it can work on.
+        return bool(job(lambda: None, "next")())
+
+    assert in_thread(call)
+    JobRun.objects.filter(job="next").delete()
+    check_timed_out(began)
+
+
+async def await_sleep() -> None:
+    await Tenant.objects.acreate(name="written", monthly_fee=1)
+    await asyncio.sleep(WAIT)
+
+
+async def await_despite_cancelling() -> None:
+    try:
+        await asyncio.sleep(WAIT)
+    except asyncio.CancelledError:
+        await asyncio.sleep(WAIT)
+
+
+@pytest.mark.parametrize("body", [await_sleep, await_despite_cancelling])
+@pytest.mark.parametrize("called_from", ["coroutine", "function"])
+def test_a_timeout_ends_a_coroutine(body: Any, called_from: str) -> None:
+    began = time.monotonic()
+    decorated, returned = job(body, timeout=SHORT), job(lambda: body(), timeout=SHORT)
+    with pytest.raises(RunTimedOut):
+        _ = asyncio.run(decorated()) if called_from == "coroutine" else returned()
+    check_timed_out(began)
+
+
+def test_a_timeout_after_the_coroutine_ended_is_told_just_so() -> None:
+    # The success mark waits for the row, so the timeout passes there; the record of that waits for it, too.
+    locked, recording = (
+        threading.Event(),
+        ("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%error_class%%'"),
+    )
+
+    def lock_the_row() -> None:
+        with session() as other, session() as third:
+            other.connection.set_autocommit(False)
+            other.execute("SELECT FROM django_singlecron_jobrun FOR UPDATE")
+            locked.set()
+            end = time.monotonic() + WAIT
+            while not third.one(recording) and time.monotonic() < end:
+                time.sleep(0.01)
+            other.connection.rollback()
+
+    async def end_at_once() -> None:
+        thread.start()
+        locked.wait(WAIT)
+
+    thread = threading.Thread(target=lock_the_row)
+    began = time.monotonic()
+    with pytest.raises(RunTimedOut):
+        job(lambda: end_at_once(), timeout=SHORT)()
+    thread.join(WAIT)
+    check_timed_out(began)
+
+
+def test_a_job_that_is_faster_than_its_timeout_is_not_touched() -> None:
+    before = set(threading.enumerate())
+    during: list[Any] = []
+
+    def look() -> None:
+        during.append([thread.name for thread in set(threading.enumerate()) - before])
+        during.append(signal.getsignal(signal.SIGURG))
+        write()
+
+    assert job(look, timeout=60)()
+    assert during[0] == ["singlecron-deadline"]
+    assert during[1] is not signal.SIG_DFL
+    assert written() == ["written"]
+
+
+def test_a_timeout_that_passes_at_once() -> None:
+    for _ in range(20):
+        with pytest.raises(RunTimedOut):
+            job(sleep, timeout=timedelta(microseconds=1))()
+    assert set(JobRun.objects.values_list("status", flat=True)) == {"failed"}
+
+
+def test_a_timeout_that_passes_at_once_in_another_thread() -> None:
+    def call() -> None:
+        for _ in range(20):
+            with pytest.raises(RunTimedOut):
+                job(nap, timeout=timedelta(microseconds=1))()
+
+    in_thread(call)
+    assert set(JobRun.objects.values_list("status", flat=True)) == {"failed"}
+
+
+def test_a_timeout_about_as_long_as_the_job_is_either_in_time_or_not() -> None:
+    statuses = []
+    for _ in range(15):
+        try:
+            job(lambda: time.sleep(0.02), timeout=0.0205)()
+            statuses.append("succeeded")
+        except RunTimedOut:
+            statuses.append("failed")
+    assert list(JobRun.objects.order_by("id").values_list("status", flat=True)) == statuses
+
+
+def test_an_error_of_the_job_before_its_timeout_is_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        job(lambda: 1 / 0, timeout=60)()
+
+
+def test_an_outer_runs_timeout_ends_an_inner_run() -> None:
+    began = time.monotonic()
+    with database_alias("second"):
+        inner = job(lambda: time.sleep(WAIT), "inner", using="second", timeout=60)
+        with pytest.raises(RunTimedOut, match=r'"outer" exceeded its timeout of 0\.2 s'):
+            job(lambda: inner(), "outer", timeout=SHORT)()
+    assert time.monotonic() - began < WAIT / 2
+    assert dict(JobRun.objects.values_list("job", "status")) == {"outer": "failed", "inner": "failed"}
+
+
+def test_an_inner_runs_timeout_ends_it_alone() -> None:
+    results: list[str] = []
+    with database_alias("second"):
+        inner = job(lambda: time.sleep(WAIT), "inner", using="second", timeout=SHORT)
+
+        def outer() -> None:
+            with pytest.raises(RunTimedOut, match='"inner"'):
+                inner()
+            results.append("goes on")
+
+        assert job(outer, "outer", timeout=60)()
+    assert results == ["goes on"]
+    assert dict(JobRun.objects.values_list("job", "status")) == {"outer": "succeeded", "inner": "failed"}
+
+
+def test_a_signal_that_arrives_for_somebody_else_is_passed_on() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGURG, lambda number, frame: got.append(number))
+    try:
+        assert job(lambda: signal.raise_signal(signal.SIGURG), timeout=60)()
+        signal.raise_signal(signal.SIGURG)
+    finally:
+        signal.signal(signal.SIGURG, before)
+    assert got == [signal.SIGURG, signal.SIGURG]
+    assert job(lambda: signal.raise_signal(signal.SIGURG), timeout=60)()
+
+
+def test_an_interruption_while_the_deadline_is_being_left_is_waited_for() -> None:
+    class Slow(Deadline):
+        """A watch that ends only after it has interrupted once more."""
+
+        def _watch_clock(self) -> None:
+            self._over.wait(WAIT)
+            self._over.clear()
+            self.passed = True
+            self._send_signal()
+            self._over.wait(WAIT)
+
+    with pytest.raises(RunTimedOut), Slow("job", timedelta(seconds=1), None):
+        pass
+
+
+def test_an_interruption_says_what_it_is() -> None:
+    messages: list[str] = []
+
+    def note() -> None:
+        try:
+            time.sleep(WAIT)
+        except Interruption as error:
+            messages.append(str(error))
+            raise
+
+    with pytest.raises(RunTimedOut) as raised:
+        job(note, timeout=SHORT)()
+    assert messages == [str(raised.value)]
+    assert "KeyboardInterrupt" not in the_run().traceback
+    assert "in note" in the_run().traceback
+
+
+# SIGTERM
+
+
+def test_sigterm_ends_the_job_as_an_exit_with_143() -> None:
+    def terminated() -> None:
+        write()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(WAIT)
+
+    with pytest.raises(Terminated) as left:
+        job(terminated)()
+    assert left.value.code == 143
+    row = the_run()
+    assert (row.status, row.error_class) == ("failed", "django_singlecron.interrupts.Terminated")
+    assert row.error_message == "The process received SIGTERM, as a deploy or a shutdown sends it."
+    assert written() == []
+    assert is_free()
+
+
+def test_a_handler_of_the_projects_own_is_left_alone() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    try:
+        assert job(lambda: os.kill(os.getpid(), signal.SIGTERM))()
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_a_handler_that_the_job_installs_stays() -> None:
+    def handler(number: int, frame: object) -> None: ...
+
+    try:
+        assert job(lambda: signal.signal(signal.SIGTERM, handler) and None)()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_signals_are_the_main_threads_affair() -> None:
+    seen: list[Any] = []
+    in_thread(lambda: job(lambda: seen.append(signal.getsignal(signal.SIGTERM)))())
+    assert seen == [signal.SIG_DFL]
+
+
+# Forks
+
+
+def forked(child: Callable[[], int]) -> int:
+    """Fork; the child leaves with what `child` returns, and the parent gets that."""
+    with warnings.catch_warnings():
+        # Python warns of forks in a process of several threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            code = child()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "exits"])
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_forked_child_that_comes_out_of_the_job_leaves_the_run_to_its_parent(end: str, timeout: int | None) -> None:
+    parent, children, codes = os.getpid(), [], []
+
+    def fork_inside() -> None:
+        write("before")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            if end == "raises":
+                raise KeyError("child")
+            if end == "exits":
+                raise SystemExit(0)
+            return
+        children.append(pid)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        write("after")
+
+    try:
+        result = job(fork_inside, timeout=timeout)()
+    except BaseException as error:
+        if os.getpid() == parent:
+            raise
+        expected = {"returns": ForkedRun, "raises": KeyError, "exits": SystemExit}[end]
+        os._exit(7 if isinstance(error, expected) else 8)
+    finally:
+        if os.getpid() != parent:
+            os._exit(9)
+    assert result
+    assert codes == [7]
+    assert JobRun.objects.get().status == "succeeded"
+    assert written() == ["after", "before"]
+    assert is_free()
+
+
+def test_a_forked_child_may_use_the_database_on_a_connection_of_its_own() -> None:
+    codes: list[int] = []
+
+    def child() -> int:
+        if current_run() is not None or connection.in_atomic_block:
+            return 1
+        names = written()
+        write("child")
+        connection.close()
+        return 0 if names == [] else 2
+
+    def work() -> None:
+        write("parent")
+        codes.append(forked(child))
+        assert is_free() is False
+        assert written() == ["child", "parent"]
+
+    assert job(work)()
+    assert codes == [0]
+    assert written() == ["child", "parent"]
+
+
+def write_from_a_process(name: str) -> None:
+    write(name)
+    connection.close()
+
+
+def test_a_multiprocessing_child_works_beside_the_run() -> None:
+    codes: list[int | None] = []
+
+    def work() -> None:
+        write("parent")
+        process = multiprocessing.get_context("fork").Process(target=write_from_a_process, args=("child",))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        process.join(WAIT)
+        codes.append(process.exitcode)
+        process.close()
+
+    assert job(work, timeout=60)()
+    assert codes == [0]
+    assert written() == ["child", "parent"]
+
+
+def test_a_fork_in_a_run_inside_a_run_leaves_both() -> None:
+    codes: list[int] = []
+
+    def child() -> int:
+        from django.db import connections
+
+        in_runs = [connections[alias].in_atomic_block for alias in ("default", "second")]
+        return int(any(in_runs) or current_run() is not None)
+
+    with database_alias("second"):
+        inner = job(lambda: codes.append(forked(child)), "inner", using="second")
+        assert job(lambda: inner(), "outer")()
+    assert codes == [0]
+    assert set(JobRun.objects.values_list("status", flat=True)) == {"succeeded"}
+
+
+def test_a_fork_outside_a_run_is_nobodys_affair() -> None:
+    assert forked(lambda: 0 if current_run() is None else 1) == 0
