@@ -25,10 +25,10 @@ LOST_AFTER_SECONDS = 10
 
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
 # trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
-# come back. Of those that read "running", one is sure to hold it whose server session bears its number, as it does from the
-# lock to the commit; others may be about to find that they lost. They are not sorted by the index: a plan for that may
-# walk the whole history along its primary key. The planner's time is most of the statement's cost, since a cron process
-# sends it once, and each subquery adds to that.
+# come back. Of those that read "running", one is sure to hold it whose server session bears its number, as it does
+# from the lock to the commit; others may be about to find that they lost. They are not sorted by the index: a plan for
+# that may walk the whole history along its primary key. The planner's time is most of the statement's cost, since a
+# cron process sends it once, and each subquery adds to that.
 _OPEN = """
 WITH holders AS MATERIALIZED (
     SELECT run.id, run.host, run.pid, run.started_at,
