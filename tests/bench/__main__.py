@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench.report import Row, print_table, versions
+from tests.bench.report import Row, machine, print_table, versions
 from tests.bench.server import own_databases
 
 
@@ -38,6 +38,7 @@ def main() -> int:
             print(f"{row.what}: {row.figure} {row.verdict}", file=sys.stderr, flush=True)
         print(versions(url))
     print_table(rows)
+    print(machine())
     missed = [row for row in rows if row.within is False]
     print(f"{len(missed)} missed." if missed else "All within target.")
     return 1 if missed else 0
