@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench.report import Row, print_table, versions
+from tests.bench.report import Row, machine, print_table, versions
 from tests.bench.server import own_databases
 
 
@@ -22,7 +22,7 @@ class Size:
     runs_for_memory: int
 
 
-FULL = Size(rounds=60, starts=25, long_history=1_000_000, runs_for_memory=10_000)
+FULL = Size(rounds=30, starts=21, long_history=1_000_000, runs_for_memory=10_000)
 QUICK = Size(rounds=15, starts=7, long_history=50_000, runs_for_memory=1_000)
 
 
@@ -38,6 +38,7 @@ def main() -> int:
             print(f"{row.what}: {row.figure} {row.verdict}", file=sys.stderr, flush=True)
         print(versions(url))
     print_table(rows)
+    print(machine())
     missed = [row for row in rows if row.within is False]
     print(f"{len(missed)} missed." if missed else "All within target.")
     return 1 if missed else 0

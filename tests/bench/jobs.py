@@ -35,7 +35,8 @@ def held_elsewhere(url: str, job: str = HELD) -> Iterator[None]:
     with psycopg.connect(url) as connection:
         connection.execute(
             "INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at) "
-            "VALUES (%s, hashtextextended(%s, 0), 'acquired', 'running', 'elsewhere', 1, 'command_line', now())",
+            "VALUES (%s, hashtextextended(%s, 0), 'acquired', 'running', 'elsewhere', 1, 'command_line', "
+            "now() - interval '1 minute')",
             [job, job],
         )
         connection.commit()

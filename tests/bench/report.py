@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ def versions(url: str) -> str:
         f"Python {platform.python_version()}, Django {django.get_version()}, psycopg {psycopg.__version__}, "
         f"PostgreSQL {server // 10000}.{server % 10000}, {platform.system()} {platform.machine()}"
     )
+
+
+def machine() -> str:
+    """Return how busy the machine is, which is the first question when a figure surprises."""
+    return f"{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}"
 
 
 def _duration(seconds: float) -> str:
