@@ -39,7 +39,7 @@ class Command(BaseCommand):
             type=_exit_code,
             default=0,
             metavar="N",
-            help="The exit code when the job was skipped; by default 0, so that cron sends no mail.",
+            help="The exit code when the job was skipped; by default 0, since a skip is no failure.",
         )
         run.add_argument("wrapped", metavar="COMMAND", help="The management command to run.")
         run.add_argument("wrapped_args", metavar="ARGS", nargs=argparse.REMAINDER, help="Its arguments.")

@@ -1,0 +1,173 @@
+"""README, changelog and docs: every snippet is tried as a reader would, and what they list is what exists."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from django.db import connection
+from pytest_django.plugin import DjangoDbBlocker
+
+import django_singlecron
+from django_singlecron import checks, signals
+from django_singlecron.conf import Settings
+from django_singlecron.context import Run, RunResult
+from django_singlecron.models import JobRun, JobRunQuerySet
+from tests.documentation.cron import check_schedule, commands_of
+from tests.documentation.project import Project
+from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, anchors, links, read_snippets
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+CHECKS = ROOT / "docs" / "checks.md"
+
+ERRORS = [
+    name
+    for name in django_singlecron.__all__
+    if isinstance(kind := getattr(django_singlecron, name), type) and issubclass(kind, Exception)
+]
+
+DEMO = re.compile(r"<!-- demo: begin -->\n```text\n(.*?)\n```\n<!-- demo: end -->", re.DOTALL)
+
+
+def names(documents: list[Path]) -> list[str]:
+    return [str(document.relative_to(ROOT)) for document in documents]
+
+
+@pytest.fixture
+def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
+    """Settings of an empty database, made for one test."""
+    name = f"singlecron_docs_{os.getpid()}"
+    with django_db_blocker.unblock():
+        with connection._nodb_cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+        keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
+        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name}
+        with connection._nodb_cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path: Path) -> None:
+    project = Project(tmp_path, database)
+    try:
+        project.create(installed=document != README)
+        for snippet in read_snippets(document):
+            if not is_demo_output(snippet):
+                project.try_out(snippet)
+    finally:
+        project.destroy()
+
+
+def is_demo_output(snippet: Snippet) -> bool:
+    match = DEMO.search(snippet.document.read_text())
+    return snippet.language == "text" and match is not None and match[1] == snippet.text
+
+
+def test_a_snippet_that_nothing_tries_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"README\.md:1 \(no language\): nothing tries"):
+        Project(tmp_path, {}).try_out(Snippet(README, 1, "", ""))
+
+
+def test_a_snippet_that_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)README\.md:1 \(console\): .*exited with 3"):
+        Project(tmp_path, {}).try_out(Snippet(README, 1, "console", "$ exit 3"))
+
+
+@pytest.mark.parametrize("line", ["60 2 * * * x", "0 24 * * * x", "0 2 * * x", "*/x 2 * * * x"])
+def test_a_crontab_that_cron_refuses_is_an_error(line: str) -> None:
+    with pytest.raises(AssertionError):
+        list(commands_of(line))
+
+
+def test_lists_ranges_and_steps_are_schedules() -> None:
+    check_schedule("0,30 8-18/2 1 */3 7")
+
+
+@pytest.mark.timeout(300)
+def test_readme_shows_what_the_demo_prints(database: dict[str, Any]) -> None:
+    shown = DEMO.search(README.read_text())
+    assert shown is not None
+    parts = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    values = {part: str(database[key]) for part, key in parts.items() if database[key]}
+    url = "postgresql:///?" + urlencode(values, quote_via=quote)
+    printed = subprocess.run(
+        [sys.executable, "-m", "testproject.demo"],
+        cwd=ROOT,
+        env=os.environ | {"DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    ).stdout
+    assert shape(shown[1]) == shape(printed)
+
+
+def shape(output: str) -> Counter[str]:
+    """The lines without what differs from run to run: the steps, the numbers, the host, who won and who came first."""
+    lines = [line for line in output.splitlines() if not re.search(r"\([\d.]+ s\)$", line)]
+    text = re.sub(r"replica-\d", "replica", "\n".join(lines))
+    text = re.sub(r"on \S+ \(pid \d+\)", "on host", text)
+    text = re.sub(r"since \S+ \S+\.", "since then.", text)
+    text = re.sub(r"\d+\.\d+ s", "some time", text)
+    text = re.sub(r"(replica +|run )\d+", r"\1number", text)
+    return Counter(" ".join(line.split()) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_links_within_the_repository_lead_somewhere(document: Path) -> None:
+    for link in links(document):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.is_file(), f"{link} is no file"
+        assert not anchor or anchor in anchors(target), f"{link} is no heading"
+
+
+def test_changelog_knows_this_version() -> None:
+    assert f"\n## [{django_singlecron.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_each_system_check_is_explained() -> None:
+    numbers = set(re.findall(r'"([EW]\d{3})"', inspect.getsource(checks)))
+    assert numbers
+    assert {number.lower() for number in numbers} == anchors(CHECKS) - {"system-checks"}
+
+
+def listed() -> set[str]:
+    """What the first columns of the reference's tables name."""
+    rows = re.findall(r"^\| (.+?) \|", REFERENCE, re.MULTILINE)
+    return {name.removesuffix("()") for row in rows for name in re.findall(r"`([\w.]+(?:\(\))?)[^`]*`", row)}
+
+
+def public(kind: type) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("options", [*inspect.signature(django_singlecron.singleton_task).parameters][1:]),
+        ("settings", [field.name.upper() for field in fields(Settings)]),
+        ("exceptions", ERRORS),
+        ("signals", [name for name in vars(signals) if name.startswith("run_")]),
+        ("results", [*(field.name for field in fields(RunResult)), "ran"]),
+        ("runs", [field.name for field in fields(Run)]),
+        ("fields", [field.name for field in JobRun._meta.concrete_fields]),
+        ("querysets", public(JobRunQuerySet)),
+    ],
+)
+def test_reference_lists_everything(what: str, expected: list[str]) -> None:
+    assert expected
+    assert not set(expected) - listed(), what
