@@ -11,16 +11,17 @@ from typing import ClassVar
 from ..keys import LockKey
 from . import Hold, Sql
 
-# The argument lists of the lock functions, by algorithm. Only the pair has a key space of its own.
+# The argument lists of the lock functions, by algorithm. Only the pair has a key space of its own. In parentheses,
+# since a cast binds tighter than the sign of a number that the driver writes into the statement.
 _LOCK_ARGUMENTS = {
     "hashtextextended": "hashtextextended(%s::text, 0)",
     "hashtext": "hashtext(%s::text)::bigint",
-    "integer": "%s::bigint",
-    "pair": "%s::integer, %s::integer",
+    "integer": "(%s)::bigint",
+    "pair": "(%s)::integer, (%s)::integer",
 }
 
 # A pair is stored as pg_locks shows it: the first integer in the high 32 bits, the second in the low ones.
-_PAIR_AS_ONE = "(%s::bigint << 32) | (%s::bigint & 4294967295)"
+_PAIR_AS_ONE = "((%s)::bigint << 32) | ((%s)::bigint & 4294967295)"
 
 # The run's own setting: it goes with the transaction, so its absence later shows that the lock went too.
 RUN_SETTING = "singlecron.run"
