@@ -62,7 +62,9 @@ def ended(job: str, run_id: int, using: str, status: JobRun.Status, error: BaseE
         logger.error('Job "%s" succeeded, then raised: the work of run %s is committed.', job, run_id, **logged)
         _send(signals.run_succeeded, job, run_id, using, error=error)
         return
-    logger.error('Job "%s" %s: run %s raised after %.3f s.', job, status.value, run_id, seconds, **logged)
+    if logger.hasHandlers():
+        # Else logging's last resort would print the traceback, beside whoever called the job and prints its error.
+        logger.error('Job "%s" %s: run %s raised after %.3f s.', job, status.value, run_id, seconds, **logged)
     _send(signals.run_failed, job, run_id, using, status=status.value, error=error)
 
 

@@ -105,18 +105,21 @@ class SingletonTask(Generic[P, R]):
     def name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the job's name for one call, placeholders filled in.
 
-        Raises `TypeError` when the arguments do not fit the function, `InvalidName` when they cannot name a lock.
+        Raises `TypeError` when they need arguments that do not fit the function, `InvalidName` when what is given
+        cannot name a lock.
         """
-        arguments = bind_arguments(self._signature, args, kwargs)
-        return self._template.render(arguments)
+        if not self._template.has_placeholders:
+            return self._template.text
+        return self._template.render(bind_arguments(self._signature, args, kwargs))
 
     def name_of_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the job's name for one call of a command's `handle()`; by default the name of the command.
 
         Raises as `name_of_call`.
         """
-        arguments = bind_arguments(self._signature, (command, *args), options)
-        return _command_name(type(command)) if self.options.name is None else self._template.render(arguments)
+        if self.options.name is None:
+            return _command_name(type(command))
+        return self.name_of_call((command, *args), options)
 
     def is_handle_of(self, command: object) -> bool:
         """Whether it is the `handle()` of a command, or of a class that the command's inherits from."""
@@ -180,6 +183,7 @@ class SingletonTask(Generic[P, R]):
         from . import commands
 
         def make_call(body: Callable[[OutputTail], Any]) -> Call:
+            bind_arguments(self._signature, (command, *args), options)
             return self._make_call(
                 self.name_of_command(command, args, options),
                 commands.job_arguments(args, options),

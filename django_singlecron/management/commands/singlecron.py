@@ -58,7 +58,10 @@ class Command(BaseCommand):
         """Run a subcommand; `run` gives the wrapped command its arguments untouched, `--help` among them."""
         own, wrapped = _split(self.create_parser(argv[0], argv[1]), argv[2:])
         self.wrapped_argv = [argv[0], *wrapped] if wrapped else None
-        super().run_from_argv([*argv[:2], *own])
+        try:
+            super().run_from_argv([*argv[:2], *own])
+        except _FromWrapped as escaped:
+            raise escaped.error from escaped.error.__cause__
 
     def execute(self, *args: Any, **options: Any) -> Any:
         """Return what the wrapped command returned, as `call_command` on that command would."""
@@ -82,7 +85,10 @@ class Command(BaseCommand):
         name = argv[1]
         command = ManagementUtility(argv[:1]).fetch_command(name)
         locked = _lock(command, name, options["name"])
-        command.run_from_argv(argv)
+        try:
+            command.run_from_argv(argv)
+        except CommandError as error:
+            raise _FromWrapped(error) from error
         return locked
 
     def _run_parsed(self, options: dict[str, Any]) -> _Locked:
@@ -99,6 +105,14 @@ class Command(BaseCommand):
             passed_on["verbosity"] = options["verbosity"]
         self.value = call_command(command, *options["wrapped_args"], **passed_on)
         return locked
+
+
+class _FromWrapped(Exception):
+    """Carries a `CommandError` that the wrapped command let out, because of `--traceback`, past this one's handling."""
+
+    def __init__(self, error: CommandError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @dataclass
