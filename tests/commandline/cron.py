@@ -17,6 +17,6 @@ def fail() -> None:
     raise RuntimeError("out of ink")
 
 
-@singleton_task("cron.leave_with")
+@singleton_task("cron.leave_with:{code}")
 def leave_with(code: int) -> None:
     sys.exit(code)
