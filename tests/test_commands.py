@@ -1,6 +1,7 @@
 """Decorated management commands: as undecorated for who runs them, and with their output in the history."""
 
 import io
+import logging
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from django_singlecron import commands, singleton_task
+from django_singlecron.capture import OutputTail, capture_logging
 from django_singlecron.conf import Settings
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
@@ -156,8 +158,8 @@ def test_a_skip_names_the_holder(transactional_db: None) -> None:
     err = io.StringIO()
 
     def handle(self: BaseCommand, *args: Any, inner: bool = True, **options: Any) -> str:
-        if inner:
-            assert call_command(self, inner=False, stderr=err) is None
+        assert inner, "the second call is skipped"
+        assert call_command(self, inner=False, stderr=err) is None
         return "ran"
 
     command = make_command(handle, add_arguments=lambda self, parser: parser.add_argument("--inner"))
@@ -266,6 +268,96 @@ def test_a_process_whose_streams_are_closed_runs(transactional_db: None, monkeyp
     monkeypatch.setattr(sys, "stderr", None)
     command.run_from_argv(["manage.py", "made"])
     assert latest().status == JobRun.Status.SUCCEEDED
+
+
+# Logging
+
+
+@pytest.fixture
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], logging.Logger]:
+    """Take away pytest's handlers, which come after the fixtures: a logger in a project that configures none."""
+
+    def get_logger() -> logging.Logger:
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        return logging.getLogger("shop")
+
+    return get_logger
+
+
+def test_what_nobody_handles_is_on_stderr_as_undecorated(
+    transactional_db: None, unconfigured: Callable[[], logging.Logger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = unconfigured()
+
+    def handle(self: BaseCommand, *args: Any, **options: Any) -> None:
+        logger.info("not said")
+        logger.warning("said")
+
+    last_resort = logging.lastResort
+    make_command(handle).run_from_argv(["manage.py", "made"])
+    assert latest().output == capsys.readouterr().err == "said\n"
+    call_command(make_command(handle))
+    assert capsys.readouterr().err == "said\n"
+    assert latest().output.endswith(" WARNING shop: said\n")
+    assert logging.lastResort is last_resort
+
+
+def test_a_failure_is_not_said_twice(
+    db: None, unconfigured: Callable[[], logging.Logger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    unconfigured()
+    with pytest.raises(CommandError):
+        call_command(probe_decorated.Command(), "fail", "5")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_job_may_configure_logging(db: None, unconfigured: Callable[[], logging.Logger]) -> None:
+    logger = unconfigured()
+    stream = io.StringIO()
+
+    def job() -> None:
+        logging.basicConfig(stream=stream, format="%(message)s")
+        logger.warning("configured")
+
+    assert singleton_task("configures")(job)()
+    assert stream.getvalue() == "configured\n"
+
+
+def test_runs_at_once_share_the_last_resort(unconfigured: Callable[[], logging.Logger]) -> None:
+    unconfigured()
+    last_resort = logging.lastResort
+    first, second = capture_logging(OutputTail(10), 1), capture_logging(OutputTail(10), 2)
+    first.__enter__()
+    second.__enter__()
+    shared = logging.lastResort
+    first.__exit__(None, None, None)
+    assert logging.lastResort is shared is not last_resort
+    second.__exit__(None, None, None)
+    assert logging.lastResort is last_resort
+
+
+def test_a_project_may_do_without_a_last_resort(
+    db: None,
+    unconfigured: Callable[[], logging.Logger],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = unconfigured()
+    monkeypatch.setattr(logging, "lastResort", None)
+    assert singleton_task("silent")(lambda: logger.warning("kept"))()
+    assert latest().output.endswith(" WARNING shop: kept\n")
+    assert capsys.readouterr().err == ""
+    assert logging.lastResort is None
+
+
+def test_a_last_resort_that_the_job_sets_stays(
+    db: None, unconfigured: Callable[[], logging.Logger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unconfigured()
+    own = logging.NullHandler()
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    assert singleton_task("sets")(lambda: setattr(logging, "lastResort", own))()
+    assert logging.lastResort is own
 
 
 # In a process of its own

@@ -32,15 +32,14 @@ class Apps:
         self.directory = directory
         self.settings = settings
 
-    def write(self, files: dict[str, str], *, install: tuple[str, ...] = ()) -> None:
+    def write(self, files: dict[str, str], *, install: tuple[str, ...]) -> None:
         for name, text in files.items():
             path = self.directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             for package in path.relative_to(self.directory).parents[:-1]:
                 (self.directory / package / "__init__.py").touch()
-        if install:
-            self.settings.INSTALLED_APPS = [*self.settings.INSTALLED_APPS, *install]
+        self.settings.INSTALLED_APPS = [*self.settings.INSTALLED_APPS, *install]
 
 
 @pytest.fixture

@@ -48,7 +48,6 @@ def sessions() -> int:
             count: int = cursor.fetchone()[0]
         if not count or time.monotonic() > deadline:
             return count
-        time.sleep(0.01)
 
 
 def check_it_holds(hold: Callable[[], Any], call: Callable[[], Any], another: Callable[[], Any]) -> None:

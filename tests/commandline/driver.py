@@ -84,7 +84,7 @@ def run_process(*words: str, stdin: bytes = b"", shell: str | None = None, **var
         capture_output=True,
         env=environment(**variables),
         cwd=ROOT,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     return Finished(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
