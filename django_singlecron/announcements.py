@@ -60,8 +60,10 @@ def ended(job: str, run_id: int, using: str, status: JobRun.Status, error: BaseE
         _log(logging.ERROR, job, run_id, message, job, run_id, error=error)
         _send(signals.run_succeeded, job, run_id, using, error=error)
         return
-    message = 'Job "%s" %s: run %s raised after %.3f s.'
-    _log(logging.ERROR, job, run_id, message, job, status.value, run_id, seconds, error=error)
+    if logger.hasHandlers():
+        # Else logging's last resort would print the traceback, beside whoever called the job and prints its error.
+        message = 'Job "%s" %s: run %s raised after %.3f s.'
+        _log(logging.ERROR, job, run_id, message, job, status.value, run_id, seconds, error=error)
     _send(signals.run_failed, job, run_id, using, status=status.value, error=error)
 
 

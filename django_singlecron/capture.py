@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
+import sys
 import threading
 import traceback
 from collections import deque
@@ -108,10 +109,10 @@ class TeeStream:
 
     def __init__(self, stream: IO[str], tail: OutputTail) -> None:
         self._stream = stream
-        self._tail = tail
+        self.tail = tail
 
     def write(self, text: str) -> int:
-        self._tail.append(text)
+        self.tail.append(text)
         return self._stream.write(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -125,7 +126,7 @@ class TeeStream:
 class _TailHandler(logging.Handler):
     def __init__(self, tail: OutputTail, run_id: int) -> None:
         super().__init__()
-        self._tail = tail
+        self.tail = tail
         self._run_id = run_id
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
@@ -135,22 +136,66 @@ class _TailHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._tail.append(self.format(record) + "\n")
+            self.tail.append(self.format(record) + "\n")
         except Exception:
             # What logging does for every handler: a message that cannot be formatted is not the job's failure.
             self.handleError(record)
 
 
+class _LastResort(logging.Handler):
+    """Logging's last resort, which writes to stderr what nobody handles, and hands it to the runs going on as well."""
+
+    def __init__(self, original: logging.Handler | None) -> None:
+        super().__init__(original.level if original else logging.WARNING)
+        self.original = original
+        self.handlers: list[_TailHandler] = []
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if self.original:
+            self.original.handle(record)
+        for handler in tuple(self.handlers):
+            # On a command line, stderr is teed, and so has put it into the tail already.
+            if not (self.original and isinstance(sys.stderr, TeeStream) and sys.stderr.tail is handler.tail):
+                handler.handle(record)
+        return True
+
+
+_last_resort_lock = threading.Lock()
+
+
 @contextmanager
 def capture_logging(tail: OutputTail, run_id: int) -> Iterator[None]:
-    """Append to `tail` what is logged inside the run `run_id` and reaches the root logger."""
-    handler = _TailHandler(tail, run_id)
-    root = logging.getLogger()
+    """Append to `tail` what is logged inside the run `run_id` and reaches the root logger.
+
+    In a project that configures no handler for that, none is added: it would take the place of logging's last resort,
+    and a job's own `logging.basicConfig()` would do nothing. What the last resort gets is appended instead.
+    """
+    handler, root = _TailHandler(tail, run_id), logging.getLogger()
+    if not root.handlers:
+        with _beside_last_resort(handler):
+            yield
+        return
     root.addHandler(handler)
     try:
         yield
     finally:
         root.removeHandler(handler)
+
+
+@contextmanager
+def _beside_last_resort(handler: _TailHandler) -> Iterator[None]:
+    with _last_resort_lock:
+        tee = logging.lastResort
+        if not isinstance(tee, _LastResort):
+            logging.lastResort = tee = _LastResort(tee)
+        tee.handlers.append(handler)
+    try:
+        yield
+    finally:
+        with _last_resort_lock:
+            tee.handlers.remove(handler)
+            if not tee.handlers and logging.lastResort is tee:
+                logging.lastResort = tee.original
 
 
 class _ArgumentRepr(reprlib.Repr):

@@ -73,7 +73,7 @@ def run_handle(
     def body(tail: OutputTail) -> Any:
         with _teed(command, tail):
             value = handle()
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             # Django writes it to the command's output once handle() is back.
             tail.append(value if value.endswith("\n") else value + "\n")
         return value
@@ -97,8 +97,9 @@ def _teed(command: BaseCommand, tail: OutputTail) -> Iterator[None]:
     stdout, stderr, sys_stdout, sys_stderr = command.stdout, command.stderr, sys.stdout, sys.stderr
     command.stdout, command.stderr = TeeOutput(stdout, tail), TeeOutput(stderr, tail)
     if trigger_of(command) == JobRun.Trigger.COMMAND_LINE:
-        sys.stdout = cast("IO[str]", TeeStream(sys_stdout, tail))
-        sys.stderr = cast("IO[str]", TeeStream(sys_stderr, tail))
+        # A process that was started with one of them closed has None in its place.
+        sys.stdout = cast("IO[str]", sys_stdout and TeeStream(sys_stdout, tail))
+        sys.stderr = cast("IO[str]", sys_stderr and TeeStream(sys_stderr, tail))
     try:
         yield
     finally:

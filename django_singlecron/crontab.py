@@ -6,6 +6,10 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.core.management.base import CommandError
 
 
 def is_crontab_run() -> bool:
@@ -13,17 +17,38 @@ def is_crontab_run() -> bool:
     return sys.argv[1:3] == ["crontab", "run"]
 
 
-def fail_at_exit() -> None:
-    """Let the process exit with 1, after everything that wants to happen at its exit has happened."""
-    atexit.unregister(_exit_failed)
-    atexit.register(_exit_failed)
+@contextmanager
+def exit_code_kept() -> Iterator[None]:
+    """Let the process that django-crontab started exit as what leaves this block says, although it is caught there."""
+    try:
+        yield
+    except BaseException as error:
+        code = _exit_code(error)
+        if code and is_crontab_run():
+            fail_at_exit(code)
+        raise
 
 
-def _exit_failed() -> None:
+def fail_at_exit(code: int) -> None:
+    """Let the process exit with `code`, after everything that wants to happen at its exit has happened."""
+    atexit.unregister(_exit)
+    atexit.register(_exit, code)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        # As the interpreter reads it: nothing is success, a text is a failure.
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return error.returncode if isinstance(error, CommandError) else 1
+
+
+def _exit(code: int) -> None:
     # An exit handler cannot change the exit code, so this one runs the others, which come after it, and exits.
-    atexit.unregister(_exit_failed)
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    atexit.unregister(_exit)
+    try:
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)

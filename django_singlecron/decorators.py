@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
-from asgiref.sync import markcoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.management.base import BaseCommand
 
 from . import crontab, registry
@@ -50,42 +50,45 @@ class SingletonTask(Generic[P, R]):
     It holds the options and nothing of any call, so threads may share it.
     """
 
-    def __init__(self, func: Callable[..., Any], options: TaskOptions) -> None:
+    def __init__(
+        self, func: Callable[..., Any], options: TaskOptions, command_class: type[BaseCommand] | None = None
+    ) -> None:
         functools.update_wrapper(self, func)
         self.__qualname__: str = func.__qualname__
         self.func = func
         """The undecorated function."""
         self.options = options
         self._signature = inspect.signature(func)
-        self._is_async = inspect.iscoroutinefunction(func)
-        self._template = self._make_template(func, options.name)
+        self._is_async = iscoroutinefunction(func)
+        if command_class is None:
+            self._template = self._make_template(func.__module__, f"{func.__module__}.{func.__qualname__}")
+        else:
+            self._belong_to(command_class)
         if self._is_async:
             markcoroutinefunction(self)
 
-    def _make_template(self, func: Callable[..., Any], name: str | None) -> NameTemplate | None:
-        if name is None and self.is_handle:
-            return None
-        if name is None and (func.__name__ == "<lambda>" or func.__module__ == "__main__"):
+    def _belong_to(self, command_class: type[BaseCommand]) -> None:
+        """Be the `handle` of a command class, whichever function that is: an inherited one, or another's wrapper."""
+        if self._is_async:
+            raise InvalidTask(f"{self.func.__qualname__} is a coroutine function; Django's commands are not awaited.")
+        self.__module__ = command_class.__module__
+        self.__qualname__ = f"{command_class.__qualname__}.handle"
+        self._template = self._make_template(command_class.__module__, _command_name(command_class))
+
+    def _make_template(self, module: str, default: str) -> NameTemplate:
+        name = self.options.name
+        if name is None and ("<lambda>" in default or module == "__main__"):
             raise InvalidName(
-                f"{func.__qualname__} of the module {func.__module__} has no name that is the same on every replica. "
+                f"{self.__qualname__} of the module {module} has no name that is the same on every replica. "
                 'Give it one: @singleton_task("nightly-billing").'
             )
-        if name is None:
-            # A module's or function's name holds no braces, but <locals> is part of one inside a function.
-            name = f"{func.__module__}.{func.__qualname__}"
-        return NameTemplate(name, self._signature, func.__qualname__)
-
-    @property
-    def is_handle(self) -> bool:
-        """Whether it looks like a command's `handle()`, whose default name is the command's."""
-        return self.func.__name__ == "handle" and "." in self.func.__qualname__
+        # A module's or function's name holds no braces.
+        return NameTemplate(default if name is None else name, self._signature, self.func.__qualname__)
 
     @property
     def name(self) -> str:
         """The job's name, with its placeholders."""
-        if self._template is None:
-            return self.func.__module__.rpartition(".")[2]
-        return self._template.template
+        return self._template.text
 
     @property
     def using(self) -> str:
@@ -100,24 +103,32 @@ class SingletonTask(Generic[P, R]):
     def name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the job's name for one call, placeholders filled in.
 
-        Raises `TypeError` when the arguments do not fit the function, `InvalidName` when they cannot name a lock.
+        Raises `TypeError` when they need arguments that do not fit the function, `InvalidName` when what is given
+        cannot name a lock.
         """
-        arguments = bind_arguments(self._signature, args, kwargs)
-        return self.name if self._template is None else self._template.render(arguments)
+        if not self._template.has_placeholders:
+            return self._template.text
+        return self._template.render(bind_arguments(self._signature, args, kwargs))
 
     def name_of_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the job's name for one call of a command's `handle()`; by default the name of the command.
 
         Raises as `name_of_call`.
         """
-        arguments = bind_arguments(self._signature, (command, *args), options)
-        if self._template is None:
-            return type(command).__module__.rpartition(".")[2]
-        return self._template.render(arguments)
+        if self.options.name is None:
+            return _command_name(type(command))
+        return self.name_of_call((command, *args), options)
+
+    def is_handle_of(self, command: object) -> bool:
+        """Whether it is the `handle()` of a command, or of a class that the command's inherits from."""
+        return isinstance(command, BaseCommand) and any(
+            vars(base).get("handle") is self for base in type(command).__mro__
+        )
 
     def __set_name__(self, owner: type, name: str) -> None:
-        if issubclass(owner, BaseCommand) and self._is_async:
-            raise InvalidTask(f"{self.func.__qualname__} is a coroutine function; Django's commands are not awaited.")
+        if name == "handle" and issubclass(owner, BaseCommand):
+            self._belong_to(owner)
+            registry.register(self)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -131,14 +142,11 @@ class SingletonTask(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._is_async:
             return cast("R", self._run_async(args, kwargs))
-        try:
-            if args and isinstance(args[0], BaseCommand):
-                return cast("R", self.run_command(args[0], args[1:], kwargs).result.value)
+        with crontab.exit_code_kept():
+            if args and self.is_handle_of(args[0]):
+                command = cast("BaseCommand", args[0])
+                return cast("R", self.run_command(command, args[1:], kwargs).result.value)
             return cast("R", self._run_function(args, kwargs))
-        except BaseException:
-            if crontab.is_crontab_run():
-                crontab.fail_at_exit()
-            raise
 
     def __repr__(self) -> str:
         return f"<singleton task {self.name!r}: {self.__module__}.{self.__qualname__}>"
@@ -173,6 +181,7 @@ class SingletonTask(Generic[P, R]):
         from . import commands
 
         def make_call(body: Callable[[OutputTail], Any]) -> Call:
+            bind_arguments(self._signature, (command, *args), options)
             return self._make_call(
                 self.name_of_command(command, args, options),
                 commands.job_arguments(args, options),
@@ -206,6 +215,10 @@ class SingletonTask(Generic[P, R]):
             command=command,
             body=body,
         )
+
+
+def _command_name(command_class: type[BaseCommand]) -> str:
+    return command_class.__module__.rpartition(".")[2]
 
 
 class Decorator(Protocol):
@@ -317,8 +330,7 @@ def _decorate(target: Any, options: TaskOptions) -> Any:
     if isinstance(target, type) and issubclass(target, BaseCommand):
         if isinstance(target.handle, SingletonTask):
             raise InvalidTask(f"{target.__qualname__} is a singleton task already.")
-        task: SingletonTask[Any, Any] = SingletonTask(target.handle, options)
-        task.__set_name__(target, "handle")
+        task: SingletonTask[Any, Any] = SingletonTask(target.handle, options, target)
         target.handle = task  # type: ignore[method-assign]  # what a decorated handle() is, too
         registry.register(task)
         return target

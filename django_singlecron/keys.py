@@ -109,8 +109,11 @@ class NameTemplate:
         self.has_placeholders = bool(fields)
         for field, spec, conversion in fields:
             self._check_placeholder(field, spec, conversion, signature)
-        if not self.has_placeholders:
-            check_name(template.format())
+        literal = "".join(text for text, *_ in parts)
+        if not self.has_placeholders or literal.strip():
+            check_name(literal)
+        self.text = template if self.has_placeholders else literal
+        """The name as it is shown where no arguments are known."""
 
     def _check_placeholder(
         self, field: str, spec: str | None, conversion: str | None, signature: inspect.Signature
@@ -136,7 +139,7 @@ class NameTemplate:
         whose text is its address in memory.
         """
         if not self.has_placeholders:
-            return self.template.format()
+            return self.text
         return check_name(_NameFormatter(self).vformat(self.template, (), arguments))
 
 
@@ -161,10 +164,10 @@ class _NameFormatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         try:
             text: str = super().format_field(value, format_spec)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InvalidName(
                 f"The job name {self._template.template!r} of {self._template.owner} cannot write {value!r} in the "
-                f"format {format_spec!r}."
+                f"format {format_spec!r}: {error}."
             ) from error
         return text
 
@@ -174,7 +177,7 @@ class _NameFormatter(string.Formatter):
                 raise InvalidName(f"{{{field}}} is an unsaved {type(value).__name__}, which has no key to name a lock.")
             return value.pk
         if isinstance(value, enum.Enum):
-            return value.value
+            return self._stable(field, value.value)
         if isinstance(value, _NAMEABLE):
             return value
         raise InvalidName(

@@ -23,7 +23,7 @@ class ImportFailure(NamedTuple):
     """A module that may hold tasks and cannot be imported."""
 
     module: str
-    error: Exception
+    error: BaseException
 
 
 def register(task: SingletonTask[Any, Any]) -> None:
@@ -52,14 +52,14 @@ def autodiscover() -> list[ImportFailure]:
             continue
         try:
             import_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that was not meant to be imported may exit
             failures.append(ImportFailure(module, error))
     return failures
 
 
 def cronjob_targets() -> list[str]:
     """Return the dotted paths that django-crontab's `CRONJOBS` calls."""
-    jobs = getattr(settings, "CRONJOBS", ())
+    jobs = getattr(settings, "CRONJOBS", None) or ()
     return [job[1] for job in jobs if isinstance(job, list | tuple) and len(job) > 1 and isinstance(job[1], str)]
 
 
@@ -78,7 +78,7 @@ def _cronjobs_modules() -> Iterator[str]:
 
 def _command_modules() -> Iterator[str]:
     for config in apps.get_app_configs():
-        if config.name.startswith(("django.", "django_singlecron")):
+        if config.name == "django_singlecron" or config.name.startswith("django."):
             continue
         for name in find_commands(str(Path(config.path) / "management")):
             source = Path(config.path) / "management" / "commands" / f"{name}.py"

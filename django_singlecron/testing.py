@@ -56,8 +56,11 @@ def hold_lock(
             cursor.execute(statement.text, statement.parameters)
             if not cursor.fetchone()[0]:
                 raise AlreadyHeld(f'The lock of the job "{name}" is held already.')
-        yield
-        connection.rollback()
+        try:
+            yield
+        finally:
+            # Closing alone would free the lock a moment after the block.
+            connection.rollback()
     finally:
         connection.close()
 

@@ -1,0 +1,22 @@
+"""Functions that django-crontab calls."""
+
+import atexit
+import sys
+
+from django_singlecron import singleton_task
+
+
+@singleton_task("cron.succeed")
+def succeed() -> None:
+    print("done")
+
+
+@singleton_task("cron.fail")
+def fail() -> None:
+    atexit.register(print, "the job's own exit handler")
+    raise RuntimeError("out of ink")
+
+
+@singleton_task("cron.leave_with:{code}")
+def leave_with(code: int) -> None:
+    sys.exit(code)
