@@ -26,6 +26,8 @@ class Run:
     """When the attempt was made, by the database's clock."""
     using: str
     """The alias of the database that holds the lock, the history and the work."""
+    slot: datetime | None = None
+    """The slot that the run is for, in the job's time zone; None when the job has no slots."""
 
 
 @dataclass(frozen=True)

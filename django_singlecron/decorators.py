@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -15,8 +15,10 @@ from django.core.management.base import BaseCommand
 from . import crontab, registry
 from .conf import get_settings
 from .context import RunResult
-from .exceptions import InvalidName, InvalidTask
-from .keys import KeyOption, NameTemplate, bind_arguments, check_key_option, make_key
+from .exceptions import InvalidName, InvalidSlot, InvalidTask
+from .keys import KeyOption, NameTemplate, bind_arguments, make_key
+from .options import TaskOptions, check_options
+from .slots import CalendarUnit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,18 +32,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 CommandT = TypeVar("CommandT", bound=BaseCommand)
 
-# Longer, and PostgreSQL's timeouts, which are 32-bit numbers of milliseconds, could not express it.
-MAX_TIMEOUT = timedelta(days=24)
 
+class Request(NamedTuple):
+    """What one call asks for beside the job's arguments."""
 
-class TaskOptions(NamedTuple):
-    """The options of `singleton_task`, checked."""
-
-    name: str | None = None
-    key: KeyOption = "hashtextextended"
-    using: str | None = None
-    timeout: timedelta | None = None
-    record_skips: bool | None = None
+    force: bool = False
+    slot: datetime | None = None
 
 
 class SingletonTask(Generic[P, R]):
@@ -140,13 +136,43 @@ class SingletonTask(Generic[P, R]):
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast("R", self._run(args, kwargs, Request()))
+
+    def run(self, /, *args: Any, force: bool = False, slot: datetime | None = None, **kwargs: Any) -> R:
+        """Call the task with its arguments, for a given slot or regardless of slots.
+
+        Arguments: `force` True runs it even though its slot is taken or its last run is too recent, and says so in the
+        history; the lock is asked for all the same. `slot` is the slot to run for, one of the task's own, in place of
+        the present one.
+
+        Raises `InvalidSlot` when the task has no such slot; else as a call.
+        """
+        return cast("R", self._run(args, kwargs, Request(force, None if slot is None else self.check_slot(slot))))
+
+    def check_slot(self, moment: datetime) -> datetime:
+        """Return `moment` as a slot of this task; a moment without a time zone is in the task's.
+
+        Raises `InvalidSlot` when the task has none that begins or is due then.
+        """
+        plan = self.options.plan()
+        if plan is None:
+            raise InvalidSlot(f'The job "{self.name}" has no slots: it has neither once_per= nor schedule=.')
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=plan.zone)
+        slots = plan.since(moment)
+        slot, following = next(slots), next(slots)
+        if slot != moment:
+            around = " and ".join(near.astimezone(plan.zone).isoformat() for near in (slot, following))
+            raise InvalidSlot(f'{moment.isoformat()} is no slot of the job "{self.name}". The nearest are {around}.')
+        return slot
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Any:
         if self._is_async:
-            return cast("R", self._run_async(args, kwargs))
+            return self._run_async(args, kwargs, request)
         with crontab.exit_code_kept():
             if args and self.is_handle_of(args[0]):
-                command = cast("BaseCommand", args[0])
-                return cast("R", self.run_command(command, args[1:], kwargs).result.value)
-            return cast("R", self._run_function(args, kwargs))
+                return self.run_command(cast("BaseCommand", args[0]), args[1:], kwargs, request).result.value
+            return self._run_function(args, kwargs, request)
 
     def __repr__(self) -> str:
         return f"<singleton task {self.name!r}: {self.__module__}.{self.__qualname__}>"
@@ -155,7 +181,7 @@ class SingletonTask(Generic[P, R]):
         # Pickled by reference, as the function itself would be.
         return self.__qualname__
 
-    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
+    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
         # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
         from . import commands, launch
         from .models import JobRun
@@ -166,14 +192,17 @@ class SingletonTask(Generic[P, R]):
             JobRun.Trigger.FUNCTION,
             commands.describe_process(),
             lambda tail: self.func(*args, **kwargs),
+            request,
         )
         return launch.run(call).result
 
-    async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult[Any]:
+    async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
         # The run's statements go through one thread, as Django's own async interface sends them.
-        return await sync_to_async(self._run_function, thread_sensitive=True)(args, kwargs)
+        return await sync_to_async(self._run_function, thread_sensitive=True)(args, kwargs, request)
 
-    def run_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> Outcome[Any]:
+    def run_command(
+        self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any], request: Request
+    ) -> Outcome[Any]:
         """Run a command's `handle(*args, **options)` as a job, and say on its stderr when it was skipped.
 
         Raises `CommandError` in place of what refused the run.
@@ -188,6 +217,7 @@ class SingletonTask(Generic[P, R]):
                 commands.trigger_of(command),
                 commands.describe_process(),
                 body,
+                request,
             )
 
         return commands.run_handle(command, lambda: self.func(command, *args, **options), options, make_call)
@@ -199,6 +229,7 @@ class SingletonTask(Generic[P, R]):
         trigger: str,
         command: str,
         body: Callable[[OutputTail], Any],
+        request: Request,
     ) -> Call:
         from .capture import describe_arguments
         from .runner import Call
@@ -214,6 +245,11 @@ class SingletonTask(Generic[P, R]):
             trigger=trigger,
             command=command,
             body=body,
+            plan=options.plan(),
+            slot=request.slot,
+            retry=options.retry,
+            min_interval=options.min_interval,
+            force=request.force,
         )
 
 
@@ -260,19 +296,17 @@ def singleton_task(
     using: str | None = None,
     timeout: timedelta | float | None = None,
     record_skips: bool | None = None,
+    once_per: CalendarUnit | timedelta | None = None,
+    schedule: str | None = None,
+    timezone: str | tzinfo | None = None,
+    retry: bool = True,
+    min_interval: timedelta | float | None = None,
+    grace: timedelta | float | None = None,
+    max_duration: timedelta | float | None = None,
 ) -> Decorator: ...
 
 
-def singleton_task(
-    target: Any = None,
-    /,
-    *,
-    name: Any = None,
-    key: Any = "hashtextextended",
-    using: Any = None,
-    timeout: Any = None,
-    record_skips: Any = None,
-) -> Any:
+def singleton_task(target: Any = None, /, *, name: Any = None, **options: Any) -> Any:
     """Run a function or a management command on one replica at a time, inside a transaction, and record each attempt.
 
     Decorates a function, a coroutine function, a method, a `BaseCommand` subclass or its `handle()`, with options or
@@ -289,6 +323,15 @@ def singleton_task(
       `SINGLECRON["DATABASE"]`, which is `"default"`.
     - `timeout`: a timedelta or seconds, at most 24 days, after which the run is ended and its work rolled back.
     - `record_skips`: whether skipped attempts leave a row; by default the setting `SINGLECRON["RECORD_SKIPS"]`.
+    - `once_per`: `"minute"`, `"hour"`, `"day"`, `"week"`, `"month"` or a timedelta: the job succeeds at most once in
+      each such slot. A run that failed leaves its slot open for the next attempt.
+    - `schedule`: a cron expression of five fields or a nickname such as `"@daily"`: as `once_per`, with a slot for
+      each time that it is due. It starts nothing by itself: cron, or whatever calls the job, does.
+    - `timezone`: of `once_per` and `schedule`, a name or a tzinfo; by default the project's `TIME_ZONE`.
+    - `retry`: False closes a slot at its first run, whatever becomes of it.
+    - `min_interval`: a timedelta or seconds that must have passed since the job's last run started.
+    - `grace`: how late after its due time a scheduled run counts as missed; a timedelta or seconds.
+    - `max_duration`: how long a run may take before `singlecron check` reports it; a timedelta or seconds.
 
     Raises `InvalidTask` or `InvalidName` for what cannot run under a lock. A call raises a `RunRefused` when nothing
     could run, and else whatever the job raised.
@@ -297,33 +340,10 @@ def singleton_task(
     by_position = target if isinstance(target, str) else None
     if by_position is not None and name is not None:
         raise InvalidTask(f"The job has two names, {by_position!r} and {name!r}.")
-    options = _check_options(by_position if name is None else name, key, using, timeout, record_skips)
+    checked = check_options(name=by_position if name is None else name, **options)
     if target is None or by_position is not None:
-        return lambda decorated: _decorate(decorated, options)
-    return _decorate(target, options)
-
-
-def _check_options(name: Any, key: Any, using: Any, timeout: Any, record_skips: Any) -> TaskOptions:
-    if name is not None and not isinstance(name, str):
-        raise InvalidName(f"A job's name is text; {name!r} is a {type(name).__name__}.")
-    if using is not None and not (isinstance(using, str) and using):
-        raise InvalidTask(f"using={using!r} is not the alias of a database.")
-    if record_skips is not None and not isinstance(record_skips, bool):
-        raise InvalidTask(f"record_skips={record_skips!r} is neither True nor False.")
-    return TaskOptions(name, check_key_option(key), using, _check_timeout(timeout), record_skips)
-
-
-def _check_timeout(timeout: Any) -> timedelta | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        try:
-            timeout = timedelta(seconds=timeout)
-        except (OverflowError, ValueError):
-            timeout = None
-    if not isinstance(timeout, timedelta) or not timedelta(0) < timeout <= MAX_TIMEOUT:
-        raise InvalidTask("timeout= is a timedelta or a number of seconds, more than 0 and at most 24 days.")
-    return timeout
+        return lambda decorated: _decorate(decorated, checked)
+    return _decorate(target, checked)
 
 
 def _decorate(target: Any, options: TaskOptions) -> Any:

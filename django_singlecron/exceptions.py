@@ -63,6 +63,10 @@ class DatabaseUnavailable(RunRefused):
     """The database could not be reached, so whether another replica runs the job is unknown."""
 
 
+class InvalidSlot(RunRefused, ValueError):
+    """A run was asked for a slot that the job does not have. The message names the nearest ones."""
+
+
 class LockLost(SinglecronError):
     """The job ended the transaction that held its lock, by a raw COMMIT or ROLLBACK or by closing its connection.
 

@@ -91,6 +91,8 @@ class JobRun(models.Model):
 
     class SkipReason(models.TextChoices):
         LOCKED = "locked", _("another run holds the lock")
+        ALREADY_RAN = "already_ran", _("a run of this slot succeeded")
+        TOO_SOON = "too_soon", _("the last run started too short a time ago")
 
     class Trigger(models.TextChoices):
         COMMAND_LINE = "command_line", _("command line")
@@ -105,6 +107,8 @@ class JobRun(models.Model):
     key = models.BigIntegerField(_("lock key"), null=True)
     key_is_pair = models.BooleanField(_("key is a pair"), db_default=False)
     lock = models.CharField(_("lock"), max_length=12, choices=LockKind, db_default=LockKind.TRANSACTION)
+    slot = models.DateTimeField(_("slot"), null=True)
+    forced = models.BooleanField(_("forced"), db_default=False)
     arguments = models.TextField(_("arguments"), db_default="")
     outcome = models.CharField(_("outcome"), max_length=8, choices=Outcome)
     skip_reason = models.CharField(_("skip reason"), max_length=20, choices=SkipReason, db_default="")
@@ -145,8 +149,16 @@ class JobRun(models.Model):
             models.Index("started_at", name="singlecron_started"),
             # The runs of a key that may hold its lock: asked at every attempt, and a handful of rows at any time.
             models.Index("key", condition=Q(status="running"), name="singlecron_running"),
+            # What became of each slot.
+            models.Index(
+                "job", "slot", condition=Q(outcome="acquired", slot__isnull=False), name="singlecron_job_slot"
+            ),
             # Deleting a run sets this to NULL in the rows that it held up.
             models.Index("held_by", condition=Q(held_by__isnull=False), name="singlecron_held_by"),
+        )
+        constraints = (
+            # A job succeeds at most once per slot, whatever became of its lock.
+            models.UniqueConstraint(fields=("job", "slot"), condition=Q(status="succeeded"), name="singlecron_slot"),
         )
 
     def __str__(self) -> str:
