@@ -199,8 +199,8 @@ def make_schedule(expression: object, zone: tzinfo) -> Schedule:
         raise InvalidTask(f"schedule={expression!r} has a field for seconds; cron's least unit is the minute.")
     if len(fields) != 5:
         raise InvalidTask(
-            f"schedule={expression!r} has {len(fields)} fields. A cron expression has five: minute, hour, day of month, "
-            "month, day of week."
+            f"schedule={expression!r} has {len(fields)} fields. A cron expression has five: minute, hour, day of "
+            "month, month, day of week."
         )
     normal = " ".join(fields)
     try:
