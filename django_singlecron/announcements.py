@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from datetime import datetime
 from typing import Any
 
 from django.db import DatabaseError, transaction
@@ -33,16 +34,18 @@ def acquired(run: Run) -> None:
         _log(logging.ERROR, run.name, run.id, message, run.id, run.name, error=error)
 
 
-def skipped(attempt: Attempt, using: str, run_id: int | None, holder: Holder | None) -> None:
+def skipped(
+    attempt: Attempt, using: str, run_id: int | None, holder: Holder | None, reason: str, explanation: str
+) -> None:
     """Say that an attempt did not run."""
     message = 'Job "%s" skipped%s: %s.'
-    _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), describe_holder(holder))
+    _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), explanation)
     _send(
         signals.run_skipped,
         attempt.job,
         run_id,
         using,
-        skip_reason=JobRun.SkipReason.LOCKED.value,
+        skip_reason=reason,
         held_by=holder.run_id if holder else None,
     )
 
@@ -78,7 +81,7 @@ def lost(job: str, holder: Holder, using: str) -> None:
         holder.run_id,
         holder.host,
         holder.pid,
-        holder.started_at.isoformat(sep=" ", timespec="seconds"),
+        _readable(holder.started_at),
     )
     _send(signals.run_failed, job, holder.run_id, using, status=JobRun.Status.LOST.value, error=None)
 
@@ -97,12 +100,29 @@ def not_recorded(job: str, run_id: int, what: str) -> None:
     )
 
 
-def describe_holder(holder: Holder | None) -> str:
-    """Return who holds a lock and since when."""
+def rolled_back(job: str, run_id: int) -> None:
+    """Say that a run was done when another one's success turned out to have taken its slot."""
+    message = 'Job "%s": the work of run %s is rolled back, since its slot was taken by another run meanwhile.'
+    _log(logging.WARNING, job, run_id, message, job, run_id)
+
+
+def describe_skip(reason: str, holder: Holder | None, slot: datetime | None) -> str:
+    """Return why an attempt did not run: which run kept it from that, where that is and since when."""
     if holder is None:
-        return "its lock is held, by a run that left no record"
-    since = holder.started_at.isoformat(sep=" ", timespec="seconds")
-    return f"run {holder.run_id} on {holder.host} (pid {holder.pid}) holds its lock since {since}"
+        return {
+            JobRun.SkipReason.LOCKED.value: "its lock is held, by a run that left no record",
+        }.get(reason, "another run took its slot")
+    who = f"run {holder.run_id} on {holder.host} (pid {holder.pid})"
+    since = _readable(holder.started_at)
+    if reason == JobRun.SkipReason.ALREADY_RAN and slot is not None:
+        return f"{who} took its slot of {_readable(slot)} at {since}"
+    if reason == JobRun.SkipReason.TOO_SOON:
+        return f"{who} started only at {since}"
+    return f"{who} holds its lock since {since}"
+
+
+def _readable(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="seconds")
 
 
 def _numbered(run_id: int | None) -> str:

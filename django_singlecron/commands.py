@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError
 
-from . import announcements, launch
+from . import launch
 from .capture import OutputTail, TeeOutput, TeeStream, clean
 from .exceptions import InvalidName, RunRefused
 from .models import JobRun
@@ -83,7 +83,7 @@ def run_handle(
     except (RunRefused, InvalidName) as error:
         raise CommandError(str(error)) from error
     if not outcome.result.ran and options.get("verbosity", 1) > 0:
-        notice = f"Skipped: {announcements.describe_holder(outcome.holder)}."
+        notice = f"Skipped: {outcome.explanation}."
         command.stderr.write(notice, command.style.NOTICE)
     return outcome
 

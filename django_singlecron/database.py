@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TypeVar
 
 from django.db import Error, InterfaceError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
 
 from . import capture
 from .exceptions import DatabaseUnavailable, HistoryNotMigrated, PermissionRefused, ReadOnlyDatabase, RunRefused
@@ -16,6 +18,16 @@ T = TypeVar("T")
 # serialization_failure and deadlock_detected, which a project's stricter default isolation level can bring about.
 TRY_AGAIN = ("40001", "40P01")
 TRIES = 5
+
+
+def clock(connection: BaseDatabaseWrapper) -> datetime:
+    """Return the time by the database's clock; by this process's where the database has none of its own."""
+    if connection.vendor != "postgresql":
+        return timezone.now()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        now: datetime = cursor.fetchone()[0]
+    return now
 
 
 def read_committed(connection: BaseDatabaseWrapper) -> None:

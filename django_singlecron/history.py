@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -40,13 +40,13 @@ WITH holders AS MATERIALIZED (
 ), attempt AS (
     INSERT INTO django_singlecron_jobrun
         (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
-         host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
+         slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
     SELECT %s, {key}, %s, %s, %s,
            CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
            CASE WHEN free THEN '' ELSE 'locked' END,
            CASE WHEN free THEN 'running' ELSE 'skipped' END,
            CASE WHEN NOT free THEN (SELECT id FROM holders ORDER BY is_sure DESC, id DESC LIMIT 1) END,
-           %s, %s, %s, %s, clock_timestamp(),
+           %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
     FROM (SELECT {probe} AS free OFFSET 0) AS probe WHERE free OR %s
@@ -108,6 +108,9 @@ class Attempt(NamedTuple):
     pid: int
     trigger: str
     command: str
+    slot: datetime | None = None
+    """The slot that its success will take; None when it will take none."""
+    forced: bool = False
 
 
 class Holder(NamedTuple):
@@ -119,6 +122,25 @@ class Holder(NamedTuple):
     started_at: datetime
     is_sure: bool = False
     """Whether its server session was seen to hold the lock."""
+
+
+class Claim(NamedTuple):
+    """What must not have happened before, for an attempt to run."""
+
+    now: datetime
+    """The moment of the attempt, by the database's clock."""
+    slot: datetime | None
+    """The slot that no run may have taken: by its success, or by any end of it where there is no retry."""
+    retry: bool
+    min_interval: timedelta | None
+    """How long ago the last run must have started."""
+
+
+class Earlier(NamedTuple):
+    """An earlier run because of which an attempt is skipped."""
+
+    skip_reason: str
+    run: Holder
 
 
 class Row(NamedTuple):
@@ -166,7 +188,7 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
         [
             *(*key.parameters, pair),
             *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
-            *(attempt.host, attempt.pid, attempt.trigger, attempt.command),
+            *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
             *(*probe.parameters, attempt.record_skips),
         ],
     )
@@ -188,10 +210,11 @@ def record_attempt(
     *,
     lock: str,
     key: int | None,
-    acquired: bool,
+    skip_reason: str = "",
     held_by: int | None = None,
 ) -> JobRun:
     """Record an attempt whose outcome is known already, wherever the connection is."""
+    acquired = not skip_reason
     row = JobRun(
         job=attempt.job,
         key=key,
@@ -199,9 +222,11 @@ def record_attempt(
         lock=lock,
         arguments=attempt.arguments,
         outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
-        skip_reason="" if acquired else JobRun.SkipReason.LOCKED,
+        skip_reason=skip_reason,
         status=JobRun.Status.RUNNING if acquired else JobRun.Status.SKIPPED,
         held_by_id=held_by,
+        slot=attempt.slot,
+        forced=attempt.forced,
         host=attempt.host,
         pid=attempt.pid,
         trigger=attempt.trigger,
@@ -266,20 +291,58 @@ def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output
     return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
 
 
-def mark_skipped(connection: BaseDatabaseWrapper, row: Row, attempt: Attempt, holder: Holder | None) -> None:
-    """Turn an attempt that lost the race after its probe into a skip, or remove it where skips are not recorded."""
+def mark_skipped(
+    connection: BaseDatabaseWrapper,
+    row: Row,
+    attempt: Attempt,
+    holder: Holder | None,
+    *,
+    skip_reason: str = JobRun.SkipReason.LOCKED,
+    output: str = "",
+) -> None:
+    """Turn an attempt that was acquired into a skip, or remove it where skips are not recorded."""
     own = JobRun.objects.using(connection.alias).filter(pk=row.id)
 
     def skip() -> None:
         own.update(
             outcome=JobRun.Outcome.SKIPPED,
-            skip_reason=JobRun.SkipReason.LOCKED,
+            skip_reason=skip_reason,
             status=JobRun.Status.SKIPPED,
+            output=output,
             held_by=holder.run_id if holder else None,
             finished_at=Now(),
         )
 
     try_again(connection, skip if attempt.record_skips else own.delete)
+
+
+def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, except_run: int = 0) -> Earlier | None:
+    """Return the earlier run because of which the job shall not run now, if there is one.
+
+    Runs that read "running" do not count: if they hold the lock, that keeps this one from running, and if they were
+    killed, they will read "lost" before it is asked under the lock.
+    """
+    runs = JobRun.objects.using(connection.alias).for_job(job).acquired().exclude(pk=except_run)
+    ended = runs.exclude(status=JobRun.Status.RUNNING).without_texts()
+    if claim.slot is not None:
+        of_slot = ended.filter(slot=claim.slot)
+        taker = (of_slot.succeeded() if claim.retry else of_slot).first()
+        if taker is not None:
+            return Earlier(JobRun.SkipReason.ALREADY_RAN.value, _as_holder(taker))
+    if claim.min_interval is not None:
+        last = ended.first()
+        if last is not None and last.started_at > claim.now - claim.min_interval:
+            return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
+    return None
+
+
+def give_slot_up(connection: BaseDatabaseWrapper, run_id: int) -> None:
+    """Let a forced run take no slot."""
+    JobRun.objects.using(connection.alias).filter(pk=run_id).update(slot=None)
+
+
+def _as_holder(run: JobRun) -> Holder:
+    return Holder(run.pk, run.host, run.pid, run.started_at)
 
 
 def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None) -> None:
@@ -335,6 +398,8 @@ def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, loc
         pid=attempt.pid,
         trigger=attempt.trigger,
         command=attempt.command,
+        slot=attempt.slot,
+        forced=attempt.forced,
         started_at=row.started_at,
     )
 

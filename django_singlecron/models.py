@@ -150,15 +150,17 @@ class JobRun(models.Model):
             # The runs of a key that may hold its lock: asked at every attempt, and a handful of rows at any time.
             models.Index("key", condition=Q(status="running"), name="singlecron_running"),
             # What became of each slot.
-            models.Index(
-                "job", "slot", condition=Q(outcome="acquired", slot__isnull=False), name="singlecron_job_slot"
-            ),
+            models.Index("job", "slot", condition=Q(slot__isnull=False), name="singlecron_job_slot"),
             # Deleting a run sets this to NULL in the rows that it held up.
             models.Index("held_by", condition=Q(held_by__isnull=False), name="singlecron_held_by"),
         )
         constraints = (
             # A job succeeds at most once per slot, whatever became of its lock.
-            models.UniqueConstraint(fields=("job", "slot"), condition=Q(status="succeeded"), name="singlecron_slot"),
+            models.UniqueConstraint(
+                fields=("job", "slot"),
+                condition=Q(status="succeeded", slot__isnull=False),
+                name="singlecron_slot",
+            ),
         )
 
     def __str__(self) -> str:

@@ -9,13 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
@@ -24,12 +24,13 @@ from .capture import OutputTail, capture_logging
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidTask, LockLost, OuterTransaction, TransactionBroken
-from .history import Attempt, Holder, Opened, Row
+from .history import Attempt, Claim, Earlier, Holder, Opened, Row
 from .interrupts import Deadline, sigterm_raises
 from .keys import LockKey
 from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
+from .slots import Plan, slot_at
 
 T = TypeVar("T")
 
@@ -49,18 +50,32 @@ class Call(NamedTuple):
     command: str
     body: Body
     """Runs the job; what it writes goes to the tail too. May return a coroutine, which is awaited."""
+    plan: Plan | None = None
+    slot: datetime | None = None
+    """The slot to run for, in place of the present one."""
+    retry: bool = True
+    min_interval: timedelta | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """The result of a call, and the holder's run for messages when it was skipped."""
+    """The result of a call, and in words why it was skipped."""
 
     result: RunResult[T]
-    holder: Holder | None = None
+    explanation: str = ""
 
 
 class RaceLost(Exception):
     """Another run took the lock since the probe."""
+
+
+class SlotTaken(Exception):
+    """Another run took the slot since the attempt was made, or ran too short a time ago."""
+
+    def __init__(self, earlier: Earlier | None) -> None:
+        super().__init__()
+        self.earlier = earlier
 
 
 class Runner:
@@ -77,6 +92,8 @@ class Runner:
         self.began = time.monotonic()
         self.lock_was_lost = False
         self.exit: SystemExit | None = None
+        self.slot: datetime | None = None
+        self.claim: Claim | None = None
         self.attempt = Attempt(
             job=call.job,
             key=call.key,
@@ -94,6 +111,9 @@ class Runner:
             if same is not None:
                 return self._skip_inside_itself(same)
         self._refuse_outer_transaction()
+        earlier = self._look_for_earlier()
+        if earlier is not None:
+            return self._skip_for_earlier(earlier)
         opened = self.open()
         if not opened.acquired:
             return self._skipped(opened)
@@ -104,10 +124,13 @@ class Runner:
                 self.mark_lost()
             with transaction.atomic(using=self.call.using, durable=True):
                 context = self._context(self.hold(opened.isolation))
+                self._look_again()
                 announcements.acquired(context.run)
                 value = self._run_job(context)
         except RaceLost:
             return self._skipped_after_probe()
+        except SlotTaken as taken:
+            return self._skipped_after_all(taken.earlier)
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
             self._record_end(context, error)
@@ -145,7 +168,27 @@ class Runner:
                 "Commit it and set autocommit again before."
             )
 
-    # The steps, in their order. What differs in a TestCase or without a lock is overridden below.
+    def _look_for_earlier(self) -> Earlier | None:
+        """Ask the database's clock for the slot, and whether an earlier run did what this one would do.
+
+        For tasks with slots or a least interval alone: others send nothing before step 1.
+        """
+        call = self.call
+        if call.plan is None and call.min_interval is None:
+            return None
+        self.refresh_connection()
+        try:
+            now = database.clock(self.connection)
+            self.slot = call.slot or (slot_at(call.plan, now) if call.plan else None)
+            self.claim = Claim(now, self.slot, call.retry, call.min_interval)
+            earlier = history.find_earlier(self.connection, call.job, self.claim)
+        except Error as error:
+            raise database.refusal(error, call.job, call.using) from error
+        forced_again = call.force and earlier is not None
+        self.attempt = self.attempt._replace(slot=None if forced_again else self.slot, forced=call.force)
+        return None if call.force else earlier
+
+    # The steps, in their order. What differs in a TestCase or without a lock is overridden elsewhere.
 
     def open(self) -> Opened:
         """Step 1: probe the lock and record the attempt, in one statement."""
@@ -170,6 +213,18 @@ class Runner:
         if token is None:
             raise RaceLost
         return token
+
+    def _look_again(self) -> None:
+        """Step 3: ask again for an earlier run, in a statement that is younger than the lock and sees all before it."""
+        if self.claim is None:
+            return
+        earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
+        if earlier is None:
+            return
+        if not self.call.force:
+            raise SlotTaken(earlier)
+        if self.attempt.slot is not None:
+            history.give_slot_up(self.connection, self.row.id)
 
     def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
@@ -200,6 +255,8 @@ class Runner:
 
     def _context(self, token: int | None) -> RunContext:
         run = Run(self.row.id, self.call.job, self.row.key, token, self.row.started_at, self.call.using)
+        if self.slot is not None and self.call.plan is not None:
+            run = replace(run, slot=self.slot.astimezone(self.call.plan.zone))
         return RunContext(run, self.outer)
 
     def _run_job(self, context: RunContext) -> Any:
@@ -219,7 +276,11 @@ class Runner:
                             f'A process that the job "{self.call.job}" forked came back out of it. End it with '
                             "os._exit(), or use subprocess or multiprocessing."
                         )
-                    self.mark_succeeded(context.run)
+                    try:
+                        self.mark_succeeded(context.run)
+                    except IntegrityError as error:
+                        # The unique index on the slot, which holds even where the lock did not.
+                        raise SlotTaken(None) from error
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
                 cut_off = _is_closed(self.connection) or (deadline is not None and deadline.passed)
@@ -282,39 +343,72 @@ class Runner:
     def _skipped(self, opened: Opened) -> Outcome[Any]:
         guess = opened.holders[0] if opened.holders else None
         if opened.row is None:
-            return self._skip(None, guess)
+            return self._skip(None, guess, JobRun.SkipReason.LOCKED)
         holder = holders.plain_holder(opened.row, opened.holders)
         if holder is None:
             holder = holders.find(self.connection, self.attempt, opened.row, opened.holders)
         if holder != guess:
             history.name_holder(self.connection, opened.row, holder)
-        return self._skip(opened.row.id, holder)
+        return self._skip(opened.row.id, holder, JobRun.SkipReason.LOCKED)
 
     def _skipped_after_probe(self) -> Outcome[Any]:
         holder = holders.find(self.connection, self.attempt, self.row)
         history.mark_skipped(self.connection, self.row, self.attempt, holder)
-        return self._skip(self.row.id if self.call.record_skips else None, holder)
+        return self._skip(self.row.id if self.call.record_skips else None, holder, JobRun.SkipReason.LOCKED)
+
+    def _skip_for_earlier(self, earlier: Earlier) -> Outcome[Any]:
+        run_id = None
+        if self.call.record_skips:
+            row = history.record_attempt(
+                self.connection,
+                self.attempt,
+                lock=self.label,
+                key=None,
+                skip_reason=earlier.skip_reason,
+                held_by=earlier.run.run_id,
+            )
+            run_id = row.pk
+        return self._skip(run_id, earlier.run, earlier.skip_reason)
+
+    def _skipped_after_all(self, earlier: Earlier | None) -> Outcome[Any]:
+        """Record that the work is rolled back, since another run's success took the slot."""
+        if earlier is None and self.claim is not None:
+            announcements.rolled_back(self.call.job, self.row.id)
+            earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
+        reason = earlier.skip_reason if earlier else JobRun.SkipReason.ALREADY_RAN.value
+        taker = earlier.run if earlier else None
+        history.mark_skipped(
+            self.connection, self.row, self.attempt, taker, skip_reason=reason, output=self.tail.text()
+        )
+        return self._skip(self.row.id if self.call.record_skips else None, taker, reason)
 
     def _skip_inside_itself(self, same: RunContext) -> Outcome[Any]:
         """Skip a call of the job from within itself: PostgreSQL would grant the session its own lock again."""
         holder = Holder(same.run.id, self.attempt.host, self.attempt.pid, same.run.started_at)
         if not self.call.record_skips:
-            return self._skip(None, holder)
+            return self._skip(None, holder, JobRun.SkipReason.LOCKED)
         row = history.record_attempt(
-            self.connection, self.attempt, lock=self.label, key=same.run.key, acquired=False, held_by=same.run.id
+            self.connection,
+            self.attempt,
+            lock=self.label,
+            key=same.run.key,
+            skip_reason=JobRun.SkipReason.LOCKED,
+            held_by=same.run.id,
         )
         same.inner_attempts.append(row)
-        return self._skip(row.pk, holder)
+        return self._skip(row.pk, holder, JobRun.SkipReason.LOCKED)
 
-    def _skip(self, run_id: int | None, holder: Holder | None) -> Outcome[Any]:
-        announcements.skipped(self.attempt, self.call.using, run_id, holder)
+    def _skip(self, run_id: int | None, holder: Holder | None, reason: str) -> Outcome[Any]:
+        reason = str(reason)
+        explanation = announcements.describe_skip(reason, holder, self.slot)
+        announcements.skipped(self.attempt, self.call.using, run_id, holder, reason, explanation)
         result: RunResult[Any] = RunResult(
             "skipped",
-            skip_reason=JobRun.SkipReason.LOCKED.value,
+            skip_reason=reason,
             held_by=holder.run_id if holder else None,
             run_id=run_id,
         )
-        return Outcome(result, holder)
+        return Outcome(result, explanation)
 
 
 @contextmanager

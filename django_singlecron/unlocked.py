@@ -34,7 +34,7 @@ class UnlockedRunner(Runner):
             'Job "%s" runs without a lock, since SINGLECRON["LOCKING"] is False. Another replica may run it as well.',
             self.call.job,
         )
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None, acquired=True)
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None)
         return Opened(True, Row(row.pk, None, row.started_at))
 
     def hold(self, isolation: str) -> int | None:
@@ -67,7 +67,8 @@ class TestCaseRunner(UnlockedRunner):
         key, free = self._try(lambda: history.try_lock(self.connection, statement))
         if not free and not self.call.record_skips:
             return Opened(False, None)
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, acquired=free)
+        skip_reason = "" if free else JobRun.SkipReason.LOCKED.value
+        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, skip_reason=skip_reason)
         return Opened(free, Row(row.pk, key, row.started_at))
 
     def hold(self, isolation: str) -> int | None:

@@ -11,8 +11,9 @@ from django.core.management import ManagementUtility, call_command, get_commands
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_singlecron import crontab
-from django_singlecron.decorators import SingletonTask, TaskOptions
+from django_singlecron.decorators import Request, SingletonTask
 from django_singlecron.exceptions import InvalidName
+from django_singlecron.options import TaskOptions
 
 
 class Command(BaseCommand):
@@ -130,7 +131,7 @@ def _lock(command: BaseCommand, command_name: str, name: str | None) -> _Locked:
 
     def handle(*args: Any, **options: Any) -> Any:
         locked.called = True
-        result = task.run_command(command, args, options).result
+        result = task.run_command(command, args, options, Request()).result
         locked.skipped = not result.ran
         return result.value
 
