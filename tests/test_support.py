@@ -2,11 +2,13 @@
 
 import queue
 import sys
+from contextlib import ExitStack
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from tests.support.deadlines import wait_until
+from tests.support.pgbouncer import busy_clients, running
 from tests.support.replicas import Replicas
 from tests.support.services import service_missing
 from tests.support.sessions import Watcher, assert_nothing_left
@@ -84,3 +86,18 @@ class TestReplica:
         replica.order("finish")
         replicas.destroy()
         assert replica.process.returncode == -9
+
+
+@pytest.mark.django_db(transaction=True)
+class TestPgBouncer:
+    def test_an_error_of_a_busy_client_is_raised(self) -> None:
+        with running(connection, pool_size=1) as bouncer:
+            bouncer.database["NAME"] = "no such database"
+            with pytest.raises(OperationalError, match="no such database"), ExitStack() as stack:
+                stack.enter_context(busy_clients(bouncer, 2))
+
+    def test_it_is_said_how_to_get_it_where_it_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CI", raising=False)
+        monkeypatch.setattr("shutil.which", lambda name, path: None)
+        with pytest.raises(pytest.skip.Exception, match="apt-get install pgbouncer"), ExitStack() as stack:
+            stack.enter_context(running(connection, pool_size=1))
