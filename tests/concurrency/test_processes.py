@@ -77,7 +77,7 @@ class TestKilled:
     ) -> None:
         holding.send(signal.SIGKILL)
         assert holding.end() == -signal.SIGKILL
-        wait_until(lambda: not watcher.advisory_locks(), what="the killed replica's lock freed", seconds=2)
+        wait_until(lambda: not watcher.advisory_locks(), what="the killed replica's lock freed", seconds=10)
 
         killed = run_of(holding)
         assert killed.status == "running"
@@ -201,7 +201,7 @@ class TestTimeout:
         if doing == "waiting for the database":
             replica.order("sleep")
         assert replica.end() == 1
-        wait_until(lambda: not watcher.advisory_locks(), what="the lock freed", seconds=2)
+        wait_until(lambda: not watcher.advisory_locks(), what="the lock freed", seconds=10)
         run = run_of(replica)
         assert (run.status, run.error_class) == ("failed", "django_singlecron.exceptions.RunTimedOut")
         assert "exceeded its timeout of 1 s" in run.error_message

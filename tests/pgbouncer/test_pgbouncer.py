@@ -156,7 +156,7 @@ class TestKilled:
         holding = start_holding(pooled_replicas)
         holding.send(signal.SIGKILL)
         assert holding.end() == -signal.SIGKILL
-        wait_until(lambda: not watcher.run_sessions(), what="the killed replica's transaction ended", seconds=2)
+        wait_until(lambda: not watcher.run_sessions(), what="the killed replica's transaction ended", seconds=10)
         assert run_of(holding).status == "running"
 
         after = start_holding(pooled_replicas)

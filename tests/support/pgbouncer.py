@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.support.threads import connect_through
 
 # A socket's directory and port name its file; there is no other server in the directory.
 PORT = "6432"
+
+NOBODY = 65534
 
 CONFIGURATION = """
 [databases]
@@ -72,11 +74,9 @@ def _server(direct: BaseDatabaseWrapper) -> str:
 
 def _user(direct: BaseDatabaseWrapper) -> int | None:
     """Whom to run PgBouncer as: it refuses root. The owner of the server's socket directory may go in there."""
-    if os.geteuid() != 0:
-        return None
     host = Path(direct.settings_dict["HOST"] or "/")
     owner = host.stat().st_uid if host.is_absolute() else 0
-    return owner or 65534
+    return (owner or NOBODY) if os.geteuid() == 0 else None
 
 
 @contextmanager
@@ -89,9 +89,8 @@ def running(direct: BaseDatabaseWrapper, *, pool_size: int) -> Iterator[PgBounce
         configuration.write_text(
             CONFIGURATION.format(server=_server(direct), port=PORT, directory=directory, pool_size=pool_size)
         )
-        if user is not None:
-            os.chown(directory, user, -1)
-            os.chown(configuration, user, -1)
+        for path in (directory, configuration):
+            os.chown(path, -1 if user is None else user, -1)
         process = subprocess.Popen(
             [program, "-q", str(configuration)],
             stdin=subprocess.DEVNULL,
@@ -150,8 +149,6 @@ def run_query(query: str) -> None:
 
 
 def _wait_unless_broken(barrier: threading.Barrier) -> None:
-    try:
+    # What broke it is told when the threads have ended.
+    with suppress(threading.BrokenBarrierError):
         barrier.wait(DEADLINE)
-    except threading.BrokenBarrierError:
-        # What broke it is told when the threads have ended.
-        return

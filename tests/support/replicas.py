@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from urllib.parse import quote, urlencode
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -100,16 +101,9 @@ class Replica:
         for reader in self._readers:
             reader.join(DEADLINE)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                _close(stream)
-
-
-def _close(stream: IO[str]) -> None:
-    try:
-        stream.close()
-    except BrokenPipeError:
-        # An order that the process did not live to read.
-        return
+            # Closing flushes, and an order may be left that the process did not live to read.
+            with suppress(BrokenPipeError):
+                cast("IO[str]", stream).close()
 
 
 class Replicas:
