@@ -8,8 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -39,10 +38,6 @@ ERRORS = [
 DEMO = re.compile(r"<!-- demo: begin -->\n```text\n(.*?)\n```\n<!-- demo: end -->", re.DOTALL)
 
 
-def names(documents: list[Path]) -> list[str]:
-    return [str(document.relative_to(ROOT)) for document in documents]
-
-
 @pytest.fixture
 def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
     """Settings of an empty database, made for one test."""
@@ -57,7 +52,7 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path: Path) -> None:
     project = Project(tmp_path, database)
     try:
@@ -65,6 +60,7 @@ def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path:
         for snippet in read_snippets(document):
             if not is_demo_output(snippet):
                 project.try_out(snippet)
+        project.finish()
     finally:
         project.destroy()
 
@@ -126,13 +122,15 @@ def shape(output: str) -> Counter[str]:
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
 def test_links_within_the_repository_lead_somewhere(document: Path) -> None:
-    for link in links(document):
-        if re.match(r"\w+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (document.parent / path).resolve() if path else document
-        assert target.is_file(), f"{link} is no file"
-        assert not anchor or anchor in anchors(target), f"{link} is no heading"
+    assert [link for link in links(document) if leads_nowhere(document, link)] == []
+
+
+def leads_nowhere(document: Path, link: str) -> bool:
+    if re.match(r"\w+:", link):
+        return False
+    path, _, anchor = link.partition("#")
+    target = document.parent / path if path else document
+    return not target.is_file() or bool(anchor and anchor not in anchors(target))
 
 
 def test_changelog_knows_this_version() -> None:
@@ -151,6 +149,10 @@ def listed() -> set[str]:
     return {name.removesuffix("()") for row in rows for name in re.findall(r"`([\w.]+(?:\(\))?)[^`]*`", row)}
 
 
+def parameters(call: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(call).parameters)
+
+
 def public(kind: type) -> list[str]:
     return [name for name in vars(kind) if not name.startswith("_")]
 
@@ -158,12 +160,12 @@ def public(kind: type) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("options", [*inspect.signature(django_singlecron.singleton_task).parameters][1:]),
-        ("settings", [field.name.upper() for field in fields(Settings)]),
+        ("options", parameters(django_singlecron.singleton_task)[1:]),
+        ("settings", [name.upper() for name in parameters(Settings)]),
         ("exceptions", ERRORS),
         ("signals", [name for name in vars(signals) if name.startswith("run_")]),
-        ("results", [*(field.name for field in fields(RunResult)), "ran"]),
-        ("runs", [field.name for field in fields(Run)]),
+        ("results", [*parameters(RunResult), "ran"]),
+        ("runs", parameters(Run)),
         ("fields", [field.name for field in JobRun._meta.concrete_fields]),
         ("querysets", public(JobRunQuerySet)),
     ],
