@@ -29,6 +29,9 @@ from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, ancho
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 CHECKS = ROOT / "docs" / "checks.md"
 
+# A document whose snippets are tests themselves, and the module that runs them.
+TESTING, RUNS_TESTING = ROOT / "docs" / "testing.md", ROOT / "tests" / "test_testing.py"
+
 ERRORS = [
     name
     for name in django_singlecron.__all__
@@ -52,7 +55,7 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path != TESTING], ids=lambda path: path.name)
 def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path: Path) -> None:
     project = Project(tmp_path, database)
     try:
@@ -63,6 +66,10 @@ def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path:
         project.finish()
     finally:
         project.destroy()
+
+
+def test_the_snippets_that_are_tests_are_run_as_such() -> None:
+    assert TESTING.name in RUNS_TESTING.read_text()
 
 
 def is_demo_output(snippet: Snippet) -> bool:
@@ -94,6 +101,7 @@ def test_lists_ranges_and_steps_are_schedules() -> None:
 def test_readme_shows_what_the_demo_prints(database: dict[str, Any]) -> None:
     shown = DEMO.search(README.read_text())
     assert shown is not None
+    assert shown[1] == (ROOT / "docs" / "demo-output.txt").read_text().strip()
     parts = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     values = {part: str(database[key]) for part, key in parts.items() if database[key]}
     url = "postgresql:///?" + urlencode(values, quote_via=quote)
