@@ -22,6 +22,7 @@ from django_singlecron import checks, signals
 from django_singlecron.conf import Settings
 from django_singlecron.context import Run, RunResult
 from django_singlecron.models import JobRun, JobRunQuerySet
+from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.project import Project
 from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, anchors, links, read_snippets
@@ -168,7 +169,7 @@ def public(kind: type) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("options", parameters(django_singlecron.singleton_task)[1:]),
+        ("options", parameters(TaskOptions)),
         ("settings", [name.upper() for name in parameters(Settings)]),
         ("exceptions", ERRORS),
         ("signals", [name for name in vars(signals) if name.startswith("run_")]),

@@ -130,8 +130,7 @@ class Project:
 
     def finish(self) -> None:
         """Import the files that no later snippet has imported."""
-        if self._unread:
-            self.python("")
+        self.python("")
 
     def _try_python(self, text: str) -> None:
         path = _path_of(text)
