@@ -8,8 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,12 +22,16 @@ from django_singlecron import checks, signals
 from django_singlecron.conf import Settings
 from django_singlecron.context import Run, RunResult
 from django_singlecron.models import JobRun, JobRunQuerySet
+from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.project import Project
 from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, anchors, links, read_snippets
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 CHECKS = ROOT / "docs" / "checks.md"
+
+# A document whose snippets are tests themselves, and the module that runs them.
+TESTING, RUNS_TESTING = ROOT / "docs" / "testing.md", ROOT / "tests" / "test_testing.py"
 
 ERRORS = [
     name
@@ -37,10 +40,6 @@ ERRORS = [
 ]
 
 DEMO = re.compile(r"<!-- demo: begin -->\n```text\n(.*?)\n```\n<!-- demo: end -->", re.DOTALL)
-
-
-def names(documents: list[Path]) -> list[str]:
-    return [str(document.relative_to(ROOT)) for document in documents]
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path != TESTING], ids=lambda path: path.name)
 def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path: Path) -> None:
     project = Project(tmp_path, database)
     try:
@@ -65,8 +64,13 @@ def test_every_snippet_works(document: Path, database: dict[str, Any], tmp_path:
         for snippet in read_snippets(document):
             if not is_demo_output(snippet):
                 project.try_out(snippet)
+        project.finish()
     finally:
         project.destroy()
+
+
+def test_the_snippets_that_are_tests_are_run_as_such() -> None:
+    assert TESTING.name in RUNS_TESTING.read_text()
 
 
 def is_demo_output(snippet: Snippet) -> bool:
@@ -98,6 +102,7 @@ def test_lists_ranges_and_steps_are_schedules() -> None:
 def test_readme_shows_what_the_demo_prints(database: dict[str, Any]) -> None:
     shown = DEMO.search(README.read_text())
     assert shown is not None
+    assert shown[1] == (ROOT / "docs" / "demo-output.txt").read_text().strip()
     parts = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     values = {part: str(database[key]) for part, key in parts.items() if database[key]}
     url = "postgresql:///?" + urlencode(values, quote_via=quote)
@@ -126,13 +131,15 @@ def shape(output: str) -> Counter[str]:
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
 def test_links_within_the_repository_lead_somewhere(document: Path) -> None:
-    for link in links(document):
-        if re.match(r"\w+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (document.parent / path).resolve() if path else document
-        assert target.is_file(), f"{link} is no file"
-        assert not anchor or anchor in anchors(target), f"{link} is no heading"
+    assert [link for link in links(document) if leads_nowhere(document, link)] == []
+
+
+def leads_nowhere(document: Path, link: str) -> bool:
+    if re.match(r"\w+:", link):
+        return False
+    path, _, anchor = link.partition("#")
+    target = document.parent / path if path else document
+    return not target.is_file() or bool(anchor and anchor not in anchors(target))
 
 
 def test_changelog_knows_this_version() -> None:
@@ -151,6 +158,10 @@ def listed() -> set[str]:
     return {name.removesuffix("()") for row in rows for name in re.findall(r"`([\w.]+(?:\(\))?)[^`]*`", row)}
 
 
+def parameters(call: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(call).parameters)
+
+
 def public(kind: type) -> list[str]:
     return [name for name in vars(kind) if not name.startswith("_")]
 
@@ -158,12 +169,12 @@ def public(kind: type) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("options", [*inspect.signature(django_singlecron.singleton_task).parameters][1:]),
-        ("settings", [field.name.upper() for field in fields(Settings)]),
+        ("options", parameters(TaskOptions)),
+        ("settings", [name.upper() for name in parameters(Settings)]),
         ("exceptions", ERRORS),
         ("signals", [name for name in vars(signals) if name.startswith("run_")]),
-        ("results", [*(field.name for field in fields(RunResult)), "ran"]),
-        ("runs", [field.name for field in fields(Run)]),
+        ("results", [*parameters(RunResult), "ran"]),
+        ("runs", parameters(Run)),
         ("fields", [field.name for field in JobRun._meta.concrete_fields]),
         ("querysets", public(JobRunQuerySet)),
     ],

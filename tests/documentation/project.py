@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from django.db import connection
+from django_crontab.crontab import Crontab
 
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.snippets import README, ROOT, Snippet, read_snippets
@@ -40,31 +42,12 @@ class Invoice(models.Model):
     reminded = models.BooleanField(default=False)
 """
 
-# Prints whether a run holds its lock: the sign that a command in the background has begun.
 LOCK_IS_HELD = """
-from django.db import connection
-with connection.cursor() as cursor:
-    cursor.execute(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    print(cursor.fetchone()[0])
-"""
-
-RUN_CRONJOBS = """
-import subprocess, sys
-from django.conf import settings
-from django_crontab.crontab import Crontab
-
-for job in settings.CRONJOBS:
-    number = Crontab()._Crontab__hash_job(job)
-    subprocess.run([sys.executable, "manage.py", "crontab", "run", number], check=True)
-"""
-
-RUN_SQL = """
-from django.db import connection
-with connection.cursor() as cursor:
-    cursor.execute({sql!r})
+SELECT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
 """
 
 
@@ -75,6 +58,7 @@ class Project:
         self.directory = directory
         self._database = database
         self._background: list[subprocess.Popen[str]] = []
+        self._unread: list[str] = []
 
     def create(self, *, installed: bool) -> None:
         """Make the project as it was before its reader heard of django-singlecron, or with that `installed`."""
@@ -82,15 +66,16 @@ class Project:
         interpreter.parent.mkdir(parents=True)
         interpreter.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
         interpreter.chmod(0o755)
-        self.shell("python -m django startproject mysite . && python manage.py startapp billing")
+        self.shell("python -m django startproject mysite .")
+        (self.directory / COMMAND).parent.mkdir(parents=True)
+        for package in ("billing", "billing/management", "billing/management/commands"):
+            (self.directory / package / "__init__.py").touch()
         (self.directory / "billing" / "models.py").write_text(MODELS)
-        commands = self.directory / "billing" / "management" / "commands"
-        commands.mkdir(parents=True)
         apps = ["billing", *(["django_singlecron"] if installed else [])]
         self._extend_settings(f"INSTALLED_APPS += {apps!r}\nDATABASES = {{'default': {self._database!r}}}\n")
         if installed:
             self._write_command()
-        self.shell("python manage.py makemigrations billing && python manage.py migrate")
+        self.shell("python manage.py migrate --run-syncdb")
 
     def _write_command(self) -> None:
         """Write the command that the README's reader has decorated."""
@@ -137,9 +122,15 @@ class Project:
 
     def python(self, code: str) -> str:
         """Run code in the project, as a script that has set Django up."""
+        imports = "".join(f"import {module}\n" for module in self._unread)
+        self._unread = []
         script = self.directory / "snippet.py"
-        script.write_text("import django\n\ndjango.setup()\n\n" + code)
+        script.write_text(f"import django\n\ndjango.setup()\n\n{imports}\n{code}")
         return self.shell("python snippet.py")
+
+    def finish(self) -> None:
+        """Import the files that no later snippet has imported."""
+        self.python("")
 
     def _try_python(self, text: str) -> None:
         path = _path_of(text)
@@ -147,12 +138,11 @@ class Project:
             self.python(text)
         elif path == SETTINGS:
             self._extend_settings(text)
-            self.shell("python manage.py check")
-            if "CRONJOBS" in text:
-                self.python(RUN_CRONJOBS)
+            for number in _numbers_of_cronjobs(text):
+                self.shell(f"python manage.py crontab run {number}")
         else:
             (self.directory / path).write_text(text)
-            self.python(f"import {path.removesuffix('.py').replace('/', '.')}")
+            self._unread.append(path.removesuffix(".py").replace("/", "."))
 
     def _try_console(self, text: str) -> None:
         for command, expected in _read_console(text):
@@ -186,9 +176,10 @@ class Project:
         )
         self._background.append(process)
         deadline = time.monotonic() + PATIENCE
-        while self.python(LOCK_IS_HELD).strip() == "0":
+        while not self._query(LOCK_IS_HELD):
             assert process.poll() is None, f"{command}\nended before it held its lock"
             assert time.monotonic() < deadline, f"{command}\ndid not get its lock"
+            time.sleep(0.05)
 
     def _try_crontab(self, text: str) -> None:
         for command in commands_of(text):
@@ -210,7 +201,19 @@ class Project:
         assert parser["pgbouncer"].getint("default_pool_size") >= 2
 
     def _try_sql(self, text: str) -> None:
-        self.python(RUN_SQL.format(sql=text))
+        self._query(text)
+
+    def _query(self, sql: str) -> Any:
+        """Return the first column of the first row that a query gives in the project's database, if any."""
+        reader = connection.copy()
+        reader.settings_dict["NAME"] = self._database["NAME"]
+        try:
+            with reader.cursor() as cursor:
+                cursor.execute(sql.replace("%", "%%"), [])
+                row = cursor.fetchone()
+            return row and row[0]
+        finally:
+            reader.close()
 
     def _extend_settings(self, text: str) -> None:
         with (self.directory / SETTINGS).open("a") as settings:
@@ -226,6 +229,14 @@ def _path_of(text: str) -> str | None:
     """Return the file that a snippet says it is, in its first line."""
     match = re.match(r"# (\S+\.py)\n", text)
     return match and match[1]
+
+
+def _numbers_of_cronjobs(text: str) -> Iterator[str]:
+    """Yield by which numbers django-crontab's lines in the crontab call the jobs of a piece of the settings."""
+    names: dict[str, Any] = {"INSTALLED_APPS": [], "DATABASES": {"default": {}}}
+    exec(text, names)  # the documentation's own
+    for job in names.get("CRONJOBS", []):
+        yield Crontab()._Crontab__hash_job(job)
 
 
 def _read_console(text: str) -> Iterator[tuple[str, list[str]]]:
