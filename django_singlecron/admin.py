@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -40,6 +40,7 @@ else:
 MOST_HELD_UP = 20
 
 NOTHING = "-"
+_BREAK = mark_safe(".<wbr>")
 
 # What the page's address may ask for beside the filters: what an index answers.
 _LOOKUPS = {"held_by", "started_at__year", "started_at__month", "started_at__day"}
@@ -66,7 +67,7 @@ class JobRunAdmin(ModelAdmin):
 
     list_display = (
         "run",
-        "job",
+        "job_name",
         "outcome_badge",
         "status_badge",
         "started",
@@ -139,6 +140,11 @@ class JobRunAdmin(ModelAdmin):
     @admin.display(description=_("run"))
     def run(self, run: JobRun) -> str:
         return f"#{run.pk}"
+
+    @admin.display(description=_("job"))
+    def job_name(self, run: JobRun) -> SafeString:
+        # A long one breaks after a dot.
+        return format_html_join(_BREAK, "{}", ((part,) for part in run.job.split(".")))
 
     @admin.display(description=_("job"))
     def job_link(self, run: JobRun) -> SafeString:

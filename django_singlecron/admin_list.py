@@ -181,7 +181,7 @@ class _ChoiceFilter(admin.SimpleListFilter):
         return self.choose(request, queryset, value)
 
     def choose(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        raise NotImplementedError
+        return self.confine(request, queryset).filter(**{str(self.parameter_name): value})
 
     def confine(self, request: HttpRequest, queryset: Any) -> Any:
         """Confine a question that no index answers to the newest rows, or to those of the dates that are chosen."""
@@ -217,7 +217,7 @@ class OutcomeFilter(_ChoiceFilter):
     def choose(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         if value == JobRun.Outcome.SKIPPED:
             return only(queryset, "status", JobRun.Status.SKIPPED)
-        return self.confine(request, queryset).filter(outcome=value)
+        return super().choose(request, queryset, value)
 
 
 class SkipReasonFilter(_ChoiceFilter):
@@ -237,9 +237,6 @@ class TriggerFilter(_ChoiceFilter):
     title = _("started by")
     parameter_name = "trigger"
     values = JobRun.Trigger
-
-    def choose(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        return self.confine(request, queryset).filter(trigger=value)
 
 
 def newest_by_job(queryset: JobRunQuerySet) -> dict[str, int]:

@@ -57,7 +57,7 @@ FROM attempt FULL JOIN holders ON true
 """
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
-WANTED = "(SELECT %s::bigint AS key, %s::boolean AS is_pair) AS wanted"
+WANTED = "(SELECT (%s)::bigint AS key, %s::boolean AS is_pair) AS wanted"
 HELD = """
     held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -46,6 +46,14 @@ def make_run(**values: Any) -> JobRun:
     return JobRun.objects.create(**{**row, **values})
 
 
+@pytest.fixture
+def admin_client() -> Client:
+    """pytest-django's, without the second that it takes to hash a password."""
+    client = Client()
+    client.force_login(User.objects.create_superuser("admin"))
+    return client
+
+
 def detail(run: JobRun) -> str:
     return f"{LIST}{run.pk}/change/"
 

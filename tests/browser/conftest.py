@@ -40,7 +40,7 @@ def chromium() -> tuple[str, str]:
     if browser and driver:
         return browser, driver
     missing = " and ".join(name for name, path in (("chromium", browser), ("chromedriver", driver)) if not path)
-    reason = f"{missing} is missing. {HOW_TO_GET_IT}"
+    reason = f"Not found: {missing}. {HOW_TO_GET_IT}"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -112,7 +112,7 @@ def test_list_and_page_of_a_run_can_be_read_in_both_themes(logged_in: Chrome, li
         assert len(set(badges.values())) == 5
         backgrounds[theme] = badges
         assert_readable(browser, "#result_list td, #result_list th a")
-        take_picture(browser, "admin-list.png" if theme == "light" else "admin-list-dark.png", 880)
+        take_picture(browser, "admin-list.png" if theme == "light" else "admin-list-dark.png", 1010)
 
         link = f"{LIST}{runs['failed'].pk}/change/"
         browser.find_element("css selector", f"th a[href^='{link}']").click()
@@ -121,7 +121,8 @@ def test_list_and_page_of_a_run_can_be_read_in_both_themes(logged_in: Chrome, li
             in browser.find_element("css selector", ".field-traceback_text pre").text
         )
         assert_readable(browser, ".singlecron-badge, .singlecron-text, .readonly a")
-        take_picture(browser, "admin-run.png" if theme == "light" else "admin-run-dark.png", 1700)
+        if theme == "light":
+            take_picture(browser, "admin-run.png", 1700)
     assert not set(backgrounds["light"].values()) & set(backgrounds["dark"].values())
 
 
@@ -153,4 +154,4 @@ def test_the_links_between_runs_lead_there(logged_in: Chrome, live_server: LiveS
     assert "skipped" in browser.find_element("css selector", ".field-status_badge").text
     browser.find_element("css selector", ".field-job_link a").click()
     assert browser.current_url.startswith(f"{live_server.url}{LIST}?job=testproject.billing.cron.send_reminders")
-    assert {cell.text for cell in browser.find_elements("css selector", "td.field-job")} == {running.job}
+    assert {cell.text for cell in browser.find_elements("css selector", "td.field-job_name")} == {running.job}
