@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,14 +22,29 @@ class Run:
     """The job's name, placeholders filled in."""
     key: int | None
     """The advisory lock's key; None when it runs without a lock."""
-    token: int | None
-    """A number that grows with every acquisition, for outside systems that fence; None without a lock."""
     started_at: datetime
     """When the attempt was made, by the database's clock."""
     using: str
     """The alias of the database that holds the lock, the history and the work."""
     slot: datetime | None = None
     """The slot that the run is for, in the job's time zone; None when the job has no slots."""
+    draw_token: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+    """Draws the token; None when the run holds no lock."""
+
+    @cached_property
+    def token(self) -> int | None:
+        """A number that grows with every run of the job, for outside systems that fence; None without a lock.
+
+        It is drawn from the history's sequence when it is first asked for, on the run's connection: a number that was
+        drawn may cost the transaction an id of its own, which keeps vacuum from cleaning up while the job goes on.
+        """
+        return None if self.draw_token is None else self.draw_token()
+
+    @property
+    def token_if_drawn(self) -> int | None:
+        """The token when the job asked for it."""
+        drawn: int | None = self.__dict__.get("token")
+        return drawn
 
 
 @dataclass(frozen=True)

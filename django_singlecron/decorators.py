@@ -250,6 +250,7 @@ class SingletonTask(Generic[P, R]):
             retry=options.retry,
             min_interval=options.min_interval,
             force=request.force,
+            is_async=self._is_async,
         )
 
 

@@ -86,13 +86,20 @@ LOST_MESSAGE = (
     "PostgreSQL rolled its work back and freed the lock."
 )
 
+# After the lock, so that the tokens of one key grow in the order of its runs.
+_ID_SEQUENCE = "pg_get_serial_sequence('django_singlecron_jobrun', 'id')"
+_DRAW_TOKEN = f"SELECT nextval({_ID_SEQUENCE})"  # of constants alone
+
 # Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
 # "lost" is overruled: another replica took this run for dead while it was stopped between its probe and its lock.
-_MARK_SUCCEEDED = """
+# A role may write the history without a grant on its sequence; then there are no tokens.
+_MARK_SUCCEEDED = f"""
 UPDATE django_singlecron_jobrun
-SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, token = %s, error_message = ''
+SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_message = '',
+    token = coalesce(%s::bigint,
+                     CASE WHEN has_sequence_privilege({_ID_SEQUENCE}, 'USAGE') THEN nextval({_ID_SEQUENCE}) END)
 WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.run', true) = %s
-"""
+"""  # noqa: S608  # of constants alone
 
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
@@ -249,17 +256,25 @@ def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[t
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
-def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -> int | None:
-    """Take the lock for the transaction; return its token, or None when another run has it.
+def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -> bool:
+    """Take the lock for the transaction; False when another run has it.
 
     Raises a `RunRefused` that says what to do when the database cannot do it.
     """
     try:
         with connection.cursor() as cursor:
             cursor.execute(statement.text, statement.parameters)
-            token: int | None = cursor.fetchone()[0]
+            acquired: bool = cursor.fetchone()[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
+    return acquired
+
+
+def draw_token(connection: BaseDatabaseWrapper) -> int:
+    """Return a number that grows with every acquisition, when it is drawn under the lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DRAW_TOKEN)
+        token: int = cursor.fetchone()[0]
     return token
 
 
@@ -278,7 +293,7 @@ def holds(connection: BaseDatabaseWrapper, run_id: int) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def mark_succeeded(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int) -> bool:
+def mark_succeeded(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:
     """Write the success mark in the job's transaction; False when that transaction does not hold the lock any more."""
     with connection.cursor() as cursor:
         cursor.execute(_MARK_SUCCEEDED, [output, token, run_id, str(run_id)])
@@ -352,7 +367,12 @@ def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None
 
 
 def mark_ended(
-    connection: BaseDatabaseWrapper, run_id: int, status: JobRun.Status, texts: Texts, output: str
+    connection: BaseDatabaseWrapper,
+    run_id: int,
+    status: JobRun.Status,
+    texts: Texts,
+    output: str,
+    token: int | None = None,
 ) -> JobRun.Status | None:
     """Record how a run that did not succeed ended; return the status that the row has then, None when it has no row.
 
@@ -364,6 +384,7 @@ def mark_ended(
         "error_message": texts.error_message,
         "traceback": texts.traceback,
         "output": output,
+        "token": token,
     }
     own = JobRun.objects.using(connection.alias).filter(pk=run_id)
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])

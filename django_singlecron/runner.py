@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -56,6 +56,7 @@ class Call(NamedTuple):
     retry: bool = True
     min_interval: timedelta | None = None
     force: bool = False
+    is_async: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class Runner:
             if opened.holders:
                 self.mark_lost()
             with transaction.atomic(using=self.call.using, durable=True):
-                context = self._context(self.hold(opened.isolation))
+                self.hold(opened.isolation)
+                context = self._context()
                 self._look_again()
                 announcements.acquired(context.run)
                 value = self._run_job(context)
@@ -196,23 +198,30 @@ class Runner:
         return history.open_attempt(self.connection, self.attempt, self.lock)
 
     def refresh_connection(self) -> None:
-        """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now."""
-        self.connection.close_if_unusable_or_obsolete()
+        """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now.
+
+        Not where connections last one request (`CONN_MAX_AGE` 0, the default): each call of a job would open another.
+        Should that one be dead, the first statement is sent again on a new one.
+        """
+        if self.connection.settings_dict["CONN_MAX_AGE"] != 0:
+            self.connection.close_if_unusable_or_obsolete()
 
     def mark_lost(self) -> None:
         """Put earlier runs right that still read "running" although nobody holds their key."""
         for job, holder in history.mark_lost(self.connection, self.row, self.call.key):
             announcements.lost(job, holder, self.call.using)
 
-    def hold(self, isolation: str) -> int | None:
-        """Step 2: set the transaction up and take the real lock; return the token."""
+    def hold(self, isolation: str) -> None:
+        """Step 2: set the transaction up and take the real lock."""
         if isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
             # A stricter level would show the job the data of before the previous run's commit.
             database.read_committed(self.connection)
-        token = history.acquire(self.connection, self.attempt, self.acquisition())
-        if token is None:
+        if not history.acquire(self.connection, self.attempt, self.acquisition()):
             raise RaceLost
-        return token
+
+    def draw_token(self) -> Callable[[], int] | None:
+        """What draws the run's token; None where there is none."""
+        return partial(history.draw_token, self.connection)
 
     def _look_again(self) -> None:
         """Step 3: ask again for an earlier run, in a statement that is younger than the lock and sees all before it."""
@@ -231,7 +240,7 @@ class Runner:
         if self.connection.closed_in_transaction:
             raise LockLost(_lock_lost(run, "closed its database connection"))
         output = self.tail.text()
-        token = cast("int", run.token)
+        token = run.token_if_drawn
         try:
             if history.mark_succeeded(self.connection, run.id, output, token):
                 return
@@ -250,13 +259,16 @@ class Runner:
         return Deadline(self.call.job, self.call.timeout, self.connection)
 
     def acquisition(self) -> Sql:
-        hold = Hold(self.row.id, self.call.job, self.call.timeout, history.TABLE)
+        hold = Hold(self.row.id, self.call.job, self.call.timeout)
         return self.lock.acquire(self.call.key, hold)
 
-    def _context(self, token: int | None) -> RunContext:
-        run = Run(self.row.id, self.call.job, self.row.key, token, self.row.started_at, self.call.using)
-        if self.slot is not None and self.call.plan is not None:
-            run = replace(run, slot=self.slot.astimezone(self.call.plan.zone))
+    def _context(self) -> RunContext:
+        slot = self.slot.astimezone(self.call.plan.zone) if self.slot and self.call.plan else None
+        row, call = self.row, self.call
+        run = Run(row.id, call.job, row.key, row.started_at, call.using, slot, self.draw_token())
+        if call.is_async:
+            # A coroutine could not ask for it later: the connection is another thread's.
+            _ = run.token
         return RunContext(run, self.outer)
 
     def _run_job(self, context: RunContext) -> Any:
@@ -318,10 +330,12 @@ class Runner:
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         texts = history.Texts.of(error)
         try:
-            ended = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
+            token = context.run.token_if_drawn if context else None
+            mark = partial(history.mark_ended, self.connection, self.row.id, status, texts, self.tail.text(), token)
+            ended = mark()
             if ended is None:
                 history.recreate(self.connection, self.attempt, self.row, lock=self.label)
-                ended = history.mark_ended(self.connection, self.row.id, status, texts, self.tail.text())
+                ended = mark()
             status = ended or status
         except Exception:
             announcements.not_recorded(self.call.job, self.row.id, 'Its end could not be; it will read "lost".')

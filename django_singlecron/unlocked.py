@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from django.db import DatabaseError, transaction
@@ -37,7 +38,10 @@ class UnlockedRunner(Runner):
         row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None)
         return Opened(True, Row(row.pk, None, row.started_at))
 
-    def hold(self, isolation: str) -> int | None:
+    def hold(self, isolation: str) -> None:
+        return
+
+    def draw_token(self) -> Callable[[], int] | None:
         return None
 
     def mark_succeeded(self, run: Run) -> None:
@@ -71,11 +75,12 @@ class TestCaseRunner(UnlockedRunner):
         row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, skip_reason=skip_reason)
         return Opened(free, Row(row.pk, key, row.started_at))
 
-    def hold(self, isolation: str) -> int | None:
-        token = self._try(lambda: history.acquire(self.connection, self.attempt, self.acquisition()))
-        if token is None:
+    def hold(self, isolation: str) -> None:
+        if not self._try(lambda: history.acquire(self.connection, self.attempt, self.acquisition())):
             raise RaceLost
-        return token
+
+    def draw_token(self) -> Callable[[], int] | None:
+        return partial(history.draw_token, self.connection)
 
     def _try(self, query: Callable[[], T]) -> T:
         """Return what `query` gives, and take back what it did: a savepoint's locks and settings go with it."""

@@ -24,8 +24,6 @@ class Hold(NamedTuple):
     run_id: int
     job: str
     timeout: timedelta | None
-    token_table: str
-    """The table whose id sequence gives the fencing token."""
 
 
 class Lock(Protocol):
@@ -43,5 +41,5 @@ class Lock(Protocol):
         ...
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
-        """A query of one row, which begins a run's transaction: its first column is the token, NULL when refused."""
+        """A query of one row, which begins a run's transaction: its first column is whether it is granted."""
         ...

@@ -33,12 +33,11 @@ MAX_APPLICATION_NAME_BYTES = 63
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 
 # The lock comes first, and only who has it names its session after its run: others tell the holder by that.
-# The token is drawn after the lock, which CASE guarantees, so tokens of one key grow in the order of the runs.
 # Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
 # PostgreSQL can look for a vanished client during a statement only where its system tells of it, as Linux does.
 _ACQUIRE = """
-SELECT token,
-       CASE WHEN token IS NOT NULL THEN set_config('application_name', %s, true) END,
+SELECT acquired,
+       CASE WHEN acquired THEN set_config('application_name', %s, true) END,
        set_config('singlecron.run', %s, true),
        set_config('idle_in_transaction_session_timeout', %s, true),
        set_config('tcp_keepalives_idle', '{idle}', true),
@@ -46,8 +45,7 @@ SELECT token,
        set_config('tcp_keepalives_count', '{count}', true),
        CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END
        {deadlines}
-FROM (SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN nextval(pg_get_serial_sequence(%s, 'id')) END
-      OFFSET 0) AS tried (token)
+FROM (SELECT pg_try_advisory_xact_lock({arguments}) AS acquired OFFSET 0) AS tried
 """
 
 # The server's own deadlines, behind the replica's: for a replica that was stopped or cut off. A stricter limit of the
@@ -86,7 +84,7 @@ class PostgresLock:
             deadlines=_SERVER_DEADLINES if hold.timeout else "",
         )
         limits = [limit] * (3 if hold.timeout else 1)
-        return Sql(text, [application_name(hold), str(hold.run_id), *limits, *key.arguments, hold.token_table])
+        return Sql(text, [application_name(hold), str(hold.run_id), *limits, *key.arguments])
 
 
 def application_name(hold: Hold) -> str:
