@@ -354,9 +354,9 @@ def test_arguments_in_names(db: None, template: str, arguments: tuple[Any, ...],
 @pytest.mark.parametrize(
     ("template", "value", "says"),
     [
-        ("{a:03d}", "seven", "does not fit"),
-        ("{a:03d}", None, "does not fit"),
-        ("{a:99999999999999999999}", 1, "does not fit"),
+        ("{a:03d}", "seven", "cannot write"),
+        ("{a:03d}", None, "cannot write"),
+        ("{a:99999999999999999999}", 1, "cannot write"),
         ("{a}", [1], "is a list"),
         ("{a}", object(), "is a object"),
         ("{a.missing}", 1, "which this call does not give"),
