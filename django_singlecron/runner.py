@@ -197,7 +197,9 @@ class Runner:
 
     def refresh_connection(self) -> None:
         """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now."""
-        self.connection.close_if_unusable_or_obsolete()
+        # In a TestCase's transaction, autocommit is off, which would close it.
+        if not self.connection.in_atomic_block:
+            self.connection.close_if_unusable_or_obsolete()
 
     def mark_lost(self) -> None:
         """Put earlier runs right that still read "running" although nobody holds their key."""
