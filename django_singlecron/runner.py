@@ -293,7 +293,7 @@ class Runner:
     def _call_body(self, deadline: Deadline | None) -> Any:
         try:
             value = self.call.body(self.tail)
-            if asyncio.iscoroutine(value):
+            if inspect.iscoroutine(value):
                 value = async_to_sync(_await)(value, deadline)
         except SystemExit as error:
             if error.code not in (None, 0) or os.getpid() != self.attempt.pid:
