@@ -201,9 +201,9 @@ class Runner:
         """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now.
 
         Not where connections last one request (`CONN_MAX_AGE` 0, the default): each call of a job would open another.
-        Should that one be dead, the first statement is sent again on a new one.
+        Should that one be dead, the first statement is sent again on a new one. Nor in a TestCase's transaction.
         """
-        if self.connection.settings_dict["CONN_MAX_AGE"] != 0:
+        if self.connection.settings_dict["CONN_MAX_AGE"] != 0 and not self.connection.in_atomic_block:
             self.connection.close_if_unusable_or_obsolete()
 
     def mark_lost(self) -> None:
@@ -303,7 +303,7 @@ class Runner:
     def _call_body(self, deadline: Deadline | None) -> Any:
         try:
             value = self.call.body(self.tail)
-            if asyncio.iscoroutine(value):
+            if inspect.iscoroutine(value):
                 value = async_to_sync(_await)(value, deadline)
         except SystemExit as error:
             if error.code not in (None, 0) or os.getpid() != self.attempt.pid:

@@ -29,8 +29,7 @@ class UnlockedRunner(Runner):
     label = JobRun.LockKind.NONE.value
 
     def open(self) -> Opened:
-        if not self.connection.in_atomic_block:
-            self.refresh_connection()
+        self.refresh_connection()
         logger.warning(
             'Job "%s" runs without a lock, since SINGLECRON["LOCKING"] is False. Another replica may run it as well.',
             self.call.job,

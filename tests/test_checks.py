@@ -228,6 +228,14 @@ def test_database_checks_leave_a_wrong_setting_to_the_others(settings: Any) -> N
     assert checks.run_database_checks(databases=["default"]) == []
 
 
+def test_migrate_is_not_told_what_it_is_about_to_mend(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_singlecron_jobrun RENAME TO elsewhere")
+    assert ids(checks.run_database_checks(databases=["default"])) == ["W002"]
+    monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
+    assert checks.run_database_checks(databases=["default"]) == []
+
+
 def test_database_checks_run_only_when_asked_for(django_assert_num_queries: Any, db: None) -> None:
     with django_assert_num_queries(0):
         call_command("check", stdout=StringIO())

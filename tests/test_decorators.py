@@ -7,7 +7,7 @@ import inspect
 import math
 import pickle
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,16 @@ from django.core.management import call_command
 from django.core.management.base import AppCommand, BaseCommand, LabelCommand, no_translations
 from django.db import connections
 
-from django_singlecron import InvalidName, InvalidTask, RunResult, SingletonTask, current_run, registry, singleton_task
+from django_singlecron import (
+    InvalidName,
+    InvalidSlot,
+    InvalidTask,
+    RunResult,
+    SingletonTask,
+    current_run,
+    registry,
+    singleton_task,
+)
 from django_singlecron.models import JobRun
 from testproject.billing.cron import send_reminders
 from testproject.billing.models import Tenant
@@ -354,9 +363,9 @@ def test_arguments_in_names(db: None, template: str, arguments: tuple[Any, ...],
 @pytest.mark.parametrize(
     ("template", "value", "says"),
     [
-        ("{a:03d}", "seven", "does not fit"),
-        ("{a:03d}", None, "does not fit"),
-        ("{a:99999999999999999999}", 1, "does not fit"),
+        ("{a:03d}", "seven", "cannot write"),
+        ("{a:03d}", None, "cannot write"),
+        ("{a:99999999999999999999}", 1, "cannot write"),
         ("{a}", [1], "is a list"),
         ("{a}", object(), "is a object"),
         ("{a.missing}", 1, "which this call does not give"),
@@ -601,3 +610,21 @@ def test_other_methods_of_a_command_are_methods(db: None) -> None:
     assert call_command(Command()) == "step 2"
     assert singleton_task("given")(lambda command: command)(Command()).run_id
     assert job_names() == ["step:2", "given"]
+
+
+# Slots
+
+
+def test_run_is_a_call_that_may_be_forced_or_given_a_slot(db: None) -> None:
+    task = singleton_task("closing:{month}", once_per="day")(lambda month, force=None: (month, force))
+    assert task.run(1).value == (1, None)
+    assert task.run(1).outcome == "skipped"
+    assert task.run(1, force=True).value == (1, None)
+    yesterday = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    assert task.run(month=1, slot=yesterday).ran
+    assert task.run(1, slot=yesterday.replace(tzinfo=None)).outcome == "skipped"
+    with pytest.raises(InvalidSlot, match=r"is no slot of the job .* The nearest are .* and "):
+        task.run(1, slot=yesterday + timedelta(hours=1))
+    with pytest.raises(InvalidSlot, match="has no slots: it has neither once_per= nor schedule="):
+        singleton_task("slotless")(lambda: None).run(slot=yesterday)
+    assert JobRun.objects.count() == 5
