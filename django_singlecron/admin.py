@@ -26,6 +26,7 @@ from .admin_list import (
     SkipReasonFilter,
     StatusFilter,
     TriggerFilter,
+    local,
     requested_page,
     search,
 )
@@ -47,14 +48,21 @@ _LOOKUPS = {"held_by", "started_at__year", "started_at__month", "started_at__day
 
 # The page of one run: the titles of its sections, and what stands in each of their lines.
 _SECTIONS: tuple[tuple[Any, tuple[tuple[str, ...], ...]], ...] = (
-    (None, (("job_link", "outcome_badge", "status_badge"), ("skip_reason", "held_by_link", "held_up"))),
+    (
+        None,
+        (
+            ("job_link", "outcome_badge", "status_badge"),
+            ("slot_exactly", "forced_text"),
+            ("skip_reason", "held_by_link", "held_up"),
+        ),
+    ),
     (
         _("When, where and by what"),
         (("started_exactly", "finished", "took"), ("host", "process", "trigger"), ("command",), ("arguments_text",)),
     ),
     (_("Error"), (("error_class",), ("error_message_text",), ("traceback_text",))),
     (_("Output"), (("output_text",),)),
-    (_("Lock"), (("lock", "key_text", "token_text"), ("backend_pid_text", "backend_start"))),
+    (_("Lock"), (("lock", "key_text", "token_text"), ("backend_pid_text", "backend_start_exactly"))),
 )
 
 
@@ -179,11 +187,20 @@ class JobRunAdmin(ModelAdmin):
 
     @admin.display(description=_("started"))
     def started_exactly(self, run: JobRun) -> str:
-        return _moment(run.started_at, exactly=True)
+        return _exactly(run.started_at)
 
     @admin.display(description=_("finished"))
     def finished(self, run: JobRun) -> str:
-        return NOTHING if run.finished_at is None else _moment(run.finished_at, exactly=True)
+        return _exactly(run.finished_at)
+
+    @admin.display(description=_("slot"))
+    def slot_exactly(self, run: JobRun) -> str:
+        return _exactly(run.slot)
+
+    @admin.display(description=_("forced"))
+    def forced_text(self, run: JobRun) -> str:
+        # In words: Django's red cross would look like a failure.
+        return gettext("yes") if run.forced else gettext("no")
 
     @admin.display(description=_("held by"))
     def held_by_link(self, run: JobRun) -> str:
@@ -238,6 +255,10 @@ class JobRunAdmin(ModelAdmin):
     def backend_pid_text(self, run: JobRun) -> str:
         return _number(run.backend_pid)
 
+    @admin.display(description=_("server session started"))
+    def backend_start_exactly(self, run: JobRun) -> str:
+        return _exactly(run.backend_start)
+
     def _link(self, run_id: int) -> SafeString:
         return format_html('<a href="{}">#{}</a>', self._url("change", run_id), run_id)
 
@@ -262,12 +283,15 @@ def _number(number: int | None) -> str:
     return NOTHING if number is None else str(number)
 
 
-def _moment(moment: datetime, *, exactly: bool = False) -> str:
-    if timezone.is_aware(moment):
-        moment = timezone.localtime(moment)
-    if not exactly:
-        return moment.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{moment.strftime('%Y-%m-%d %H:%M:%S')}.{moment.microsecond // 1000:03} {moment.strftime('%Z')}".strip()
+def _moment(moment: datetime) -> str:
+    return local(moment).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _exactly(moment: datetime | None) -> str:
+    if moment is None:
+        return NOTHING
+    there = local(moment)
+    return f"{_moment(moment)}.{there.microsecond // 1000:03} {there.strftime('%Z')}".strip()
 
 
 def _in_words(duration: timedelta) -> str:

@@ -88,7 +88,7 @@ class Calendar:
     def _periods(self, kind: str) -> Iterator[date]:
         if self.first is None or self.last is None:
             return
-        first, last = _local(self.first).date(), _local(self.last).date()
+        first, last = local(self.first).date(), local(self.last).date()
         for ordinal in range(first.toordinal(), last.toordinal() + 1):
             day = date.fromordinal(ordinal)
             begins = day == first or kind == "day" or (day.day == 1 and (kind == "month" or day.month == 1))
@@ -282,5 +282,6 @@ def requested_page(request: HttpRequest) -> int:
         return 1
 
 
-def _local(moment: datetime) -> datetime:
+def local(moment: datetime) -> datetime:
+    """Return the moment in the time zone that the page is shown in, if the project has time zones."""
     return timezone.localtime(moment) if timezone.is_aware(moment) else moment

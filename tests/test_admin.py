@@ -17,6 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_singlecron import admin_list
+from django_singlecron.admin import JobRunAdmin
 from django_singlecron.admin_list import Calendar
 from django_singlecron.models import JobRun
 
@@ -182,6 +183,8 @@ def test_every_field_is_on_the_page_of_a_run(admin_client: Client) -> None:
     run = make_run(
         job="bill:7",
         status="failed",
+        slot=datetime(2026, 1, 2, 2, 59, tzinfo=timezone.utc),
+        forced=True,
         arguments="tenant_id=7",
         host="web-3",
         command="manage.py bill 7",
@@ -196,6 +199,10 @@ def test_every_field_is_on_the_page_of_a_run(admin_client: Client) -> None:
         finished_at=datetime(2026, 1, 2, 4, 7, 5, tzinfo=timezone.utc),
     )
     page = get(admin_client, detail(run))
+    fields = {field.name for field in JobRun._meta.concrete_fields}
+    shown = {re.sub("_(link|badge|text|exactly)$", "", name) for name in JobRunAdmin.readonly_fields}
+    assert fields - shown == {"id", "key_is_pair", "started_at", "finished_at", "pid"}
+    assert {"key", "started", "finished", "process"} <= shown
     for text in (
         f'<a href="{LIST}?job=bill%3A7">bill:7</a>',
         '<pre class="singlecron-text">\ntenant_id=7</pre>',
@@ -207,6 +214,8 @@ def test_every_field_is_on_the_page_of_a_run(admin_client: Client) -> None:
         "1234567",
         "command line",
         "manage.py bill 7",
+        "2026-01-02 02:59:00.000 UTC",
+        '<div class="readonly">yes</div>',
         "2026-01-02 03:04:05.000 UTC",
         "2026-01-02 04:07:05.000 UTC",
         "1 h 03 min",
@@ -293,6 +302,7 @@ def test_filters_choose_rows(admin_client: Client) -> None:
     assert listed(admin_client, "outcome=acquired") == [ran.pk]
     assert listed(admin_client, "outcome=skipped") == [skipped.pk]
     assert listed(admin_client, "skip_reason=locked") == [skipped.pk]
+    assert listed(admin_client, "skip_reason=already_ran") == []
     assert listed(admin_client, "trigger=function") == [skipped.pk]
     assert listed(admin_client, "trigger=function&job=nightly_billing") == []
 

@@ -34,7 +34,12 @@ OPTIONS = [
 
 @pytest.fixture(scope="session")
 def chromium() -> tuple[str, str]:
-    """Where Chromium and its driver are. Without them the test is skipped, except in CI, where it fails."""
+    """Where Chromium and its driver are."""
+    return find_chromium()
+
+
+def find_chromium() -> tuple[str, str]:
+    """Return where Chromium and its driver are. Without them the test is skipped, except in CI, where it fails."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if browser and driver:

@@ -1,6 +1,6 @@
 """The admin's pages in a browser, in both themes.
 
-With `PICTURES=docs/images` in the environment it also takes the README's pictures.
+With `PICTURES=docs/images` in the environment it leaves the README's pictures there.
 """
 
 from __future__ import annotations
@@ -70,15 +70,19 @@ def background(browser: Chrome) -> float:
     return luminance(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-def take_picture(browser: Chrome, name: str, most: int) -> None:
-    """Take a picture for the README, at most so many pixels high, if the environment asks for it."""
-    folder = os.environ.get("PICTURES")
-    if folder:
-        content = "return Math.ceil(document.querySelector('#content').getBoundingClientRect().bottom)"
-        for height in (most, min(browser.execute_script(content), most)):
-            size = {"width": 1400, "height": height, "deviceScaleFactor": 1, "mobile": False}
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.save_screenshot(str(Path(folder) / name))
+def take_picture(browser: Chrome, path: Path, most: int) -> None:
+    """Take a picture of the page, at most so many pixels high."""
+    content = "return Math.ceil(document.querySelector('#content').getBoundingClientRect().bottom)"
+    for height in (most, min(browser.execute_script(content), most)):
+        size = {"width": 1400, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    assert browser.save_screenshot(str(path))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where pictures go: where the environment says, or to where they are forgotten."""
+    return Path(os.environ.get("PICTURES", tmp_path))
 
 
 @pytest.fixture
@@ -96,11 +100,13 @@ def logged_in(open_browser: Callable[[], Chrome], live_server: LiveServer, setti
 
 
 @pytest.mark.django_db(transaction=True)
-def test_list_and_page_of_a_run_can_be_read_in_both_themes(logged_in: Chrome, live_server: LiveServer) -> None:
+def test_list_and_page_of_a_run_can_be_read_in_both_themes(
+    logged_in: Chrome, live_server: LiveServer, pictures: Path
+) -> None:
     runs = make_history()
     browser = logged_in
     backgrounds = {}
-    for theme in ("light", "dark"):
+    for theme, suffix in (("light", ""), ("dark", "-dark")):
         prefer(browser, theme)
 
         browser.get(f"{live_server.url}{LIST}")
@@ -112,7 +118,7 @@ def test_list_and_page_of_a_run_can_be_read_in_both_themes(logged_in: Chrome, li
         assert len(set(badges.values())) == 5
         backgrounds[theme] = badges
         assert_readable(browser, "#result_list td, #result_list th a")
-        take_picture(browser, "admin-list.png" if theme == "light" else "admin-list-dark.png", 1010)
+        take_picture(browser, pictures / f"admin-list{suffix}.png", 1010)
 
         link = f"{LIST}{runs['failed'].pk}/change/"
         browser.find_element("css selector", f"th a[href^='{link}']").click()
@@ -121,8 +127,7 @@ def test_list_and_page_of_a_run_can_be_read_in_both_themes(logged_in: Chrome, li
             in browser.find_element("css selector", ".field-traceback_text pre").text
         )
         assert_readable(browser, ".singlecron-badge, .singlecron-text, .readonly a")
-        if theme == "light":
-            take_picture(browser, "admin-run.png", 1700)
+        take_picture(browser, pictures / f"admin-run{suffix}.png", 1700)
     assert not set(backgrounds["light"].values()) & set(backgrounds["dark"].values())
 
 
