@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
@@ -16,6 +18,8 @@ from django.db.utils import load_backend
 from django_singlecron import SingletonTask, singleton_task
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
+
+T = TypeVar("T")
 
 WAIT = 10
 
@@ -108,6 +112,18 @@ def setting(name: str, using: str = "default") -> str | None:
         cursor.execute("SELECT current_setting(%s, true)", [name])
         value: str | None = cursor.fetchone()[0]
     return value
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, and close the connections of the thread that its database work was done in."""
+
+    async def run() -> T:
+        try:
+            return await coroutine
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(run())
 
 
 def in_thread(function: Callable[[], Any]) -> Any:

@@ -37,6 +37,7 @@ from .support_core import (
     is_free,
     job,
     real_database,
+    run_async,
     session,
     the_run,
     write,
@@ -673,7 +674,7 @@ async def acoroutine() -> str:
 
 
 def test_a_coroutine_is_awaited_in_the_transaction() -> None:
-    result = asyncio.run(job(acoroutine)())
+    result = run_async(job(acoroutine)())
     assert result.value == "job"
     assert the_run().status == "succeeded"
     assert written() == ["async"]
