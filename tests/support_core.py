@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,15 +128,12 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """Run in a thread, close its connections, and return what it returned or raise what it raised."""
+    """Run in a thread, close its connections, and return what it returned."""
     answers: list[Any] = []
-    errors: list[BaseException] = []
 
     def target() -> None:
         try:
             answers.append(function())
-        except BaseException as error:
-            errors.append(error)
         finally:
             connections.close_all()
 
@@ -143,9 +141,13 @@ def in_thread(function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
-    if errors:
-        raise errors[0]
     return answers[0]
+
+
+def eventually(condition: Callable[[], Any]) -> bool:
+    """Whether the condition comes true within some seconds."""
+    end = time.monotonic() + WAIT
+    return any(condition() or time.sleep(0.01) for _ in iter(lambda: time.monotonic() < end, False))
 
 
 @contextmanager
