@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -137,11 +137,9 @@ def _own_socket(connection: BaseDatabaseWrapper) -> socket.socket:
 
 
 def _shut_down(own_socket: socket.socket) -> None:
-    try:
+    # An error says that the connection is gone already, and the lock with it.
+    with suppress(OSError):
         own_socket.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        # The connection is gone already, and the lock with it.
-        return
 
 
 def _set_async_exception(thread_id: int, error: type[BaseException] | None) -> None:
@@ -190,5 +188,5 @@ def _leave_run_after_fork() -> None:
     run_context.set(None)
 
 
-if hasattr(os, "register_at_fork"):
+with suppress(AttributeError):  # where there are no forks
     os.register_at_fork(after_in_child=_leave_run_after_fork)

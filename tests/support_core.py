@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
@@ -16,6 +19,8 @@ from django.db.utils import load_backend
 from django_singlecron import SingletonTask, singleton_task
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
+
+T = TypeVar("T")
 
 WAIT = 10
 
@@ -110,16 +115,25 @@ def setting(name: str, using: str = "default") -> str | None:
     return value
 
 
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, and close the connections of the thread that its database work was done in."""
+
+    async def run() -> T:
+        try:
+            return await coroutine
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(run())
+
+
 def in_thread(function: Callable[[], Any]) -> Any:
-    """Run in a thread, close its connections, and return what it returned or raise what it raised."""
+    """Run in a thread, close its connections, and return what it returned."""
     answers: list[Any] = []
-    errors: list[BaseException] = []
 
     def target() -> None:
         try:
             answers.append(function())
-        except BaseException as error:
-            errors.append(error)
         finally:
             connections.close_all()
 
@@ -127,9 +141,13 @@ def in_thread(function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(WAIT)
     assert not thread.is_alive()
-    if errors:
-        raise errors[0]
     return answers[0]
+
+
+def eventually(condition: Callable[[], Any]) -> bool:
+    """Whether the condition comes true within some seconds."""
+    end = time.monotonic() + WAIT
+    return any(condition() or time.sleep(0.01) for _ in iter(lambda: time.monotonic() < end, False))
 
 
 @contextmanager

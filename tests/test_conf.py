@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_singlecron.conf import Settings, get_settings
+from django_singlecron.conf import Settings, find_problems, get_settings
 
 
 def test_without_the_setting_the_defaults_hold() -> None:
@@ -45,3 +45,4 @@ def test_what_is_wrong_is_said_when_it_is_read(value: Any, message: str) -> None
     with override_settings(SINGLECRON=value), pytest.raises(ImproperlyConfigured) as wrong:
         get_settings()
     assert message in str(wrong.value)
+    assert len(list(find_problems(value))) == 1
