@@ -24,10 +24,14 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
     """Return the time by the database's clock; by this process's where the database has none of its own."""
     if connection.vendor != "postgresql":
         return timezone.now()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        now: datetime = cursor.fetchone()[0]
-    return now
+
+    def ask() -> datetime:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT clock_timestamp()")
+            now: datetime = cursor.fetchone()[0]
+        return now
+
+    return reconnecting(connection, ask)
 
 
 def read_committed(connection: BaseDatabaseWrapper) -> None:
