@@ -46,6 +46,10 @@ class Run:
         drawn: int | None = self.__dict__.get("token")
         return drawn
 
+    def end(self, token: int | None) -> None:
+        """Let the token be what the history says, now that none can be drawn under the lock any more."""
+        self.__dict__["token"] = token
+
 
 @dataclass(frozen=True)
 class RunResult(Generic[T]):

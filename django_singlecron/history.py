@@ -99,6 +99,7 @@ SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_me
     token = coalesce(%s::bigint,
                      CASE WHEN has_sequence_privilege({_ID_SEQUENCE}, 'USAGE') THEN nextval({_ID_SEQUENCE}) END)
 WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.run', true) = %s
+RETURNING token
 """  # noqa: S608  # of constants alone
 
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
@@ -242,7 +243,7 @@ def record_attempt(
         finished_at=None if acquired else Now(),
     )
     try:
-        row.save(using=connection.alias, force_insert=True)
+        reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
         row.refresh_from_db(using=connection.alias)
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
@@ -293,11 +294,17 @@ def holds(connection: BaseDatabaseWrapper, run_id: int) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def mark_succeeded(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:
-    """Write the success mark in the job's transaction; False when that transaction does not hold the lock any more."""
+def mark_succeeded(
+    connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None
+) -> tuple[int | None] | None:
+    """Write the success mark in the job's transaction; return the token that it recorded.
+
+    None without a token round it when that transaction does not hold the lock any more.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_MARK_SUCCEEDED, [output, token, run_id, str(run_id)])
-        return bool(cursor.rowcount)
+        marked: tuple[int | None] | None = cursor.fetchone()
+    return marked
 
 
 def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:

@@ -242,12 +242,13 @@ class Runner:
         output = self.tail.text()
         token = run.token_if_drawn
         try:
-            if history.mark_succeeded(self.connection, run.id, output, token):
-                return
-            if not history.holds(self.connection, run.id):
+            marked = history.mark_succeeded(self.connection, run.id, output, token)
+            if marked is None and not history.holds(self.connection, run.id):
                 raise LockLost(_lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK"))
-            history.recreate(self.connection, self.attempt, self.row, lock=self.label)
-            history.mark_succeeded(self.connection, run.id, output, token)
+            if marked is None:
+                history.recreate(self.connection, self.attempt, self.row, lock=self.label)
+                marked = history.mark_succeeded(self.connection, run.id, output, token)
+            run.end(marked[0] if marked else None)
         except DatabaseError as error:
             self.explain_broken_transaction(run, error)
             raise
@@ -331,6 +332,8 @@ class Runner:
         texts = history.Texts.of(error)
         try:
             token = context.run.token_if_drawn if context else None
+            if context:
+                context.run.end(token)
             mark = partial(history.mark_ended, self.connection, self.row.id, status, texts, self.tail.text(), token)
             ended = mark()
             if ended is None:

@@ -129,7 +129,7 @@ def test_a_role_that_ends_idle_transactions_does_not_end_a_quiet_job() -> None:
 
 def test_the_keepalives_are_in_the_statement_that_takes_the_lock() -> None:
     # On a Unix socket the server shows 0 for them, so the statement itself is looked at.
-    hold = Hold(1, "job", None, "django_singlecron_jobrun")
+    hold = Hold(1, "job", None)
     text = PostgresLock().acquire(make_key("job", 1), hold).text
     for guard in ("('tcp_keepalives_idle', '10', true)", "('tcp_keepalives_interval', '5', true)"):
         assert guard in text
@@ -137,7 +137,7 @@ def test_the_keepalives_are_in_the_statement_that_takes_the_lock() -> None:
 
 
 def test_nothing_is_set_for_the_session() -> None:
-    hold = Hold(1, "job", dt.timedelta(seconds=1), "django_singlecron_jobrun")
+    hold = Hold(1, "job", dt.timedelta(seconds=1))
     statement = PostgresLock().acquire(make_key("job", "hashtext"), hold)
     with session() as other:
         for name in GUARDS:
@@ -153,7 +153,7 @@ def test_nothing_is_set_for_the_session() -> None:
 
 
 def test_the_name_in_pg_stat_activity_is_ascii_and_fits() -> None:
-    name = application_name(Hold(7, "ünï" * 100, None, ""))
+    name = application_name(Hold(7, "ünï" * 100, None))
     assert name.startswith("singlecron/7 ?n??n?")
     assert len(name) == 63
 

@@ -46,7 +46,7 @@ from .support_core import (
 
 pytestmark = real_database
 
-SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT token", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
+SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT acquired", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
 
 
 def sql(statement: str, *parameters: Any) -> None:
