@@ -16,7 +16,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
-from django_singlecron import SingletonTask, singleton_task
+from django_singlecron import SingletonTask, registry, singleton_task
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 
@@ -83,7 +83,10 @@ def role(name: str, *statements: str, **options: str) -> Iterator[str]:
 
 
 def job(function: Callable[..., Any], name: str = "job", **options: Any) -> SingletonTask[Any, Any]:
-    return singleton_task(name, **options)(function)
+    task: SingletonTask[Any, Any] = singleton_task(name, **options)(function)
+    # A function of a module would be a task of the project from here on, for every test.
+    registry._tasks.pop(f"{task.__module__}.{task.__qualname__}", None)
+    return task
 
 
 def write(name: str = "written", using: str = "default") -> None:
