@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 
 from . import capture
 from .database import reconnecting, refusal, try_again
+from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
 from .models import JobRun
@@ -88,7 +89,8 @@ LOST_MESSAGE = (
 
 # After the lock, so that the tokens of one key grow in the order of its runs.
 _ID_SEQUENCE = "pg_get_serial_sequence('django_singlecron_jobrun', 'id')"
-_DRAW_TOKEN = f"SELECT nextval({_ID_SEQUENCE})"  # of constants alone
+_DRAW_TOKEN = f"SELECT nextval({_ID_SEQUENCE})"
+_DRAW_TOKEN_UNDER_LOCK = f"{_DRAW_TOKEN} WHERE current_setting('singlecron.run', true) = %s"
 
 # Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
 # "lost" is overruled: another replica took this run for dead while it was stopped between its probe and its lock.
@@ -271,8 +273,21 @@ def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -
     return acquired
 
 
-def draw_token(connection: BaseDatabaseWrapper) -> int:
-    """Return a number that grows with every acquisition, when it is drawn under the lock."""
+def draw_token(connection: BaseDatabaseWrapper, run_id: int) -> int:
+    """Return a number that grows with every acquisition of a key.
+
+    Raises `LockLost` when the run does not hold its lock any more: the number would be higher than its successor's.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_DRAW_TOKEN_UNDER_LOCK, [str(run_id)])
+        drawn: tuple[int] | None = cursor.fetchone()
+    if drawn is None:
+        raise LockLost(f"The run {run_id} has lost its lock, so there is no token for it any more.")
+    return drawn[0]
+
+
+def draw_token_without_lock(connection: BaseDatabaseWrapper) -> int:
+    """Return a number as a token is, in a test whose runs do not keep their locks."""
     with connection.cursor() as cursor:
         cursor.execute(_DRAW_TOKEN)
         token: int = cursor.fetchone()[0]

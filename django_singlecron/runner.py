@@ -221,7 +221,7 @@ class Runner:
 
     def draw_token(self) -> Callable[[], int] | None:
         """What draws the run's token; None where there is none."""
-        return partial(history.draw_token, self.connection)
+        return partial(history.draw_token, self.connection, self.row.id)
 
     def _look_again(self) -> None:
         """Step 3: ask again for an earlier run, in a statement that is younger than the lock and sees all before it."""

@@ -79,7 +79,7 @@ class TestCaseRunner(UnlockedRunner):
             raise RaceLost
 
     def draw_token(self) -> Callable[[], int] | None:
-        return partial(history.draw_token, self.connection)
+        return partial(history.draw_token_without_lock, self.connection)
 
     def _try(self, query: Callable[[], T]) -> T:
         """Return what `query` gives, and take back what it did: a savepoint's locks and settings go with it."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_singlecron import current_run
+from django_singlecron import LockLost, current_run
 from django_singlecron.keys import make_key
 from django_singlecron.locks import Hold, Lock
 from django_singlecron.locks.postgres import PostgresLock, application_name
@@ -184,6 +184,19 @@ def test_tokens_grow_from_run_to_run() -> None:
         job(note)()
     assert tokens == sorted({token for token in tokens if token is not None})
     assert list(JobRun.objects.order_by("id").values_list("token", flat=True)) == tokens
+
+
+def test_a_run_that_lost_its_lock_has_no_token_any_more() -> None:
+    # Drawn then, it would be higher than that of a run that began since.
+    def work() -> None:
+        run = current_run()
+        assert run is not None
+        connection.cursor().execute("ROLLBACK")
+        _ = run.token
+
+    with pytest.raises(LockLost, match="has lost its lock"):
+        job(work)()
+    assert (the_run().status, the_run().token) == ("lost", None)
 
 
 def test_a_job_that_has_not_written_keeps_no_snapshot() -> None:
