@@ -38,6 +38,8 @@ class Request(NamedTuple):
 
     force: bool = False
     slot: datetime | None = None
+    on_acquired: Callable[[int], object] | None = None
+    """Told the run's id before it starts, for callers that want it however the run ends."""
 
 
 class SingletonTask(Generic[P, R]):
@@ -55,6 +57,8 @@ class SingletonTask(Generic[P, R]):
         """The undecorated function."""
         self.options = options
         self._signature = inspect.signature(func)
+        self.command_class: type[BaseCommand] | None = None
+        """The management command whose `handle()` it is; None for any other function."""
         self._is_async = iscoroutinefunction(func)
         if command_class is None:
             self._template = self._make_template(func.__module__, f"{func.__module__}.{func.__qualname__}")
@@ -67,6 +71,7 @@ class SingletonTask(Generic[P, R]):
         """Be the `handle` of a command class, whichever function that is: an inherited one, or another's wrapper."""
         if self._is_async:
             raise InvalidTask(f"{self.func.__qualname__} is a coroutine function; Django's commands are not awaited.")
+        self.command_class = command_class
         self.__module__ = command_class.__module__
         self.__qualname__ = f"{command_class.__qualname__}.handle"
         self._template = self._make_template(command_class.__module__, _command_name(command_class))
@@ -90,6 +95,11 @@ class SingletonTask(Generic[P, R]):
     def using(self) -> str:
         """The alias of the job's database."""
         return self.options.using or get_settings().database
+
+    @property
+    def command_name(self) -> str | None:
+        """The name of the management command whose `handle()` it is; None for any other function."""
+        return None if self.command_class is None else _command_name(self.command_class)
 
     @property
     def is_async(self) -> bool:
@@ -172,7 +182,7 @@ class SingletonTask(Generic[P, R]):
         with crontab.exit_code_kept():
             if args and self.is_handle_of(args[0]):
                 return self.run_command(cast("BaseCommand", args[0]), args[1:], kwargs, request).result.value
-            return self._run_function(args, kwargs, request)
+            return self.run_function(args, kwargs, request).result
 
     def __repr__(self) -> str:
         return f"<singleton task {self.name!r}: {self.__module__}.{self.__qualname__}>"
@@ -181,7 +191,13 @@ class SingletonTask(Generic[P, R]):
         # Pickled by reference, as the function itself would be.
         return self.__qualname__
 
-    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise `TypeError` when a call with these arguments would, `InvalidName` when they cannot name a lock."""
+        bind_arguments(self._signature, args, kwargs)
+        self.name_of_call(args, kwargs)
+
+    def run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Outcome[Any]:
+        """Run the function as a job, and wait for it if it is a coroutine function. Raises as a call."""
         # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
         from . import commands, launch
         from .models import JobRun
@@ -194,11 +210,12 @@ class SingletonTask(Generic[P, R]):
             lambda tail: self.func(*args, **kwargs),
             request,
         )
-        return launch.run(call).result
+        return launch.run(call)
 
     async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
         # The run's statements go through one thread, as Django's own async interface sends them.
-        return await sync_to_async(self._run_function, thread_sensitive=True)(args, kwargs, request)
+        outcome = await sync_to_async(self.run_function, thread_sensitive=True)(args, kwargs, request)
+        return outcome.result
 
     def run_command(
         self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any], request: Request
@@ -251,6 +268,7 @@ class SingletonTask(Generic[P, R]):
             min_interval=options.min_interval,
             force=request.force,
             is_async=self._is_async,
+            on_acquired=request.on_acquired,
         )
 
 
@@ -304,6 +322,7 @@ def singleton_task(
     min_interval: timedelta | float | None = None,
     grace: timedelta | float | None = None,
     max_duration: timedelta | float | None = None,
+    http: bool = False,
 ) -> Decorator: ...
 
 
@@ -333,6 +352,7 @@ def singleton_task(target: Any = None, /, *, name: Any = None, **options: Any) -
     - `min_interval`: a timedelta or seconds that must have passed since the job's last run started.
     - `grace`: how late after its due time a scheduled run counts as missed; a timedelta or seconds.
     - `max_duration`: how long a run may take before `singlecron check` reports it; a timedelta or seconds.
+    - `http`: True lets a `POST` with a token start the job, where `django_singlecron.urls` is included.
 
     Raises `InvalidTask` or `InvalidName` for what cannot run under a lock. A call raises a `RunRefused` when nothing
     could run, and else whatever the job raised.

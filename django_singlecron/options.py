@@ -32,6 +32,7 @@ class TaskOptions(NamedTuple):
     min_interval: timedelta | None = None
     grace: timedelta | None = None
     max_duration: timedelta | None = None
+    http: bool = False
 
     def plan(self) -> Plan | None:
         """Return the task's slots, in its own time zone or else the project's; None when it has none."""
@@ -57,6 +58,7 @@ def check_options(
     min_interval: Any = None,
     grace: Any = None,
     max_duration: Any = None,
+    http: Any = False,
 ) -> TaskOptions:
     """Return the options when they are right.
 
@@ -68,6 +70,8 @@ def check_options(
         raise InvalidTask(f"using={using!r} is not the alias of a database.")
     if record_skips is not None and not isinstance(record_skips, bool):
         raise InvalidTask(f"record_skips={record_skips!r} is neither True nor False.")
+    if not isinstance(http, bool):
+        raise InvalidTask(f"http={http!r} is neither True nor False.")
     _check_slots(once_per, schedule, timezone, retry, grace)
     return TaskOptions(
         name=name,
@@ -82,6 +86,7 @@ def check_options(
         min_interval=_check_duration("min_interval", min_interval, MAX_DURATION),
         grace=_check_duration("grace", grace, MAX_DURATION),
         max_duration=_check_duration("max_duration", max_duration, MAX_DURATION),
+        http=http,
     )
 
 

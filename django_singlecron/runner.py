@@ -57,6 +57,8 @@ class Call(NamedTuple):
     min_interval: timedelta | None = None
     force: bool = False
     is_async: bool = False
+    on_acquired: Callable[[int], object] | None = None
+    """Told the run's id before it starts."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Runner:
                 context = self._context()
                 self._look_again()
                 announcements.acquired(context.run)
+                if self.call.on_acquired is not None:
+                    self.call.on_acquired(self.row.id)
                 value = self._run_job(context)
         except RaceLost:
             return self._skipped_after_probe()
