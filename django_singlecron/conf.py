@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Settings:
     """Whether jobs without `record_skips=` leave a row for each attempt that was skipped."""
     output_limit: int = 65_536
     """How many characters of a run's output the history keeps: the last ones."""
-    tokens: Sequence[str] = ()
+    tokens: Sequence[str] = field(default=(), repr=False)
     """What a request may send as `Authorization: Bearer …`; none lets only people in who are logged in."""
 
 
@@ -48,7 +48,7 @@ def find_problems(value: object) -> Iterator[Problem]:
             f"{SETTING} is a {type(value).__name__}, not a dict.", f'Write {SETTING} = {{"DATABASE": "default"}}.'
         )
         return
-    types: dict[str, type] = {field.name.upper(): type(field.default) for field in fields(Settings)}
+    types: dict[str, type] = {each.name.upper(): type(each.default) for each in fields(Settings)}
     for key, given in value.items():
         if key not in types:
             yield Problem(f"{SETTING} has an unknown key: {key!r}.", f"It may hold: {', '.join(types)}.", True)

@@ -18,7 +18,7 @@ from .context import RunResult
 from .exceptions import InvalidName, InvalidSlot, InvalidTask
 from .keys import KeyOption, NameTemplate, bind_arguments, make_key
 from .options import TaskOptions, check_options
-from .slots import CalendarUnit
+from .slots import FIRST_YEAR, LAST_YEAR, CalendarUnit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,6 +167,10 @@ class SingletonTask(Generic[P, R]):
         plan = self.options.plan()
         if plan is None:
             raise InvalidSlot(f'The job "{self.name}" has no slots: it has neither once_per= nor schedule=.')
+        if not FIRST_YEAR <= moment.year <= LAST_YEAR:
+            raise InvalidSlot(
+                f'{moment.isoformat()} is no slot of the job "{self.name}": years are {FIRST_YEAR} to {LAST_YEAR}.'
+            )
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=plan.zone)
         slots = plan.since(moment)

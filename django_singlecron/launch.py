@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
 
 from .conf import get_settings
@@ -22,13 +23,19 @@ def run(call: Call) -> Outcome[Any]:
     return _runner_for(call).run()
 
 
-def _runner_for(call: Call) -> Runner:
+def connection_for(job: str, using: str) -> BaseDatabaseWrapper:
+    """Return the connection of a job's database.
+
+    Raises `RunRefused` when there is no such database.
+    """
     try:
-        connection = connections[call.using]
+        return connections[using]
     except ConnectionDoesNotExist as error:
-        raise RunRefused(
-            f'The job "{call.job}" did not run: there is no database "{call.using}" in DATABASES.'
-        ) from error
+        raise RunRefused(f'The job "{job}" did not run: there is no database "{using}" in DATABASES.') from error
+
+
+def _runner_for(call: Call) -> Runner:
+    connection = connection_for(call.job, call.using)
     if not get_settings().locking:
         return UnlockedRunner(call, connection)
     if connection.vendor != "postgresql":

@@ -40,6 +40,19 @@ def tasks() -> list[SingletonTask[Any, Any]]:
     return [_tasks[place] for place in sorted(_tasks)]
 
 
+def find(name: str) -> SingletonTask[Any, Any] | None:
+    """Return the task whose job has this name, placeholders unfilled; import what may hold it if need be."""
+    task = _find_imported(name)
+    if task is None:
+        autodiscover()
+        task = _find_imported(name)
+    return task
+
+
+def _find_imported(name: str) -> SingletonTask[Any, Any] | None:
+    return next((task for task in tasks() if task.name == name), None)
+
+
 def autodiscover() -> list[ImportFailure]:
     """Import what may hold tasks; return what could not be imported.
 

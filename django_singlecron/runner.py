@@ -180,6 +180,7 @@ class Runner:
         For tasks with slots or a least interval alone: others send nothing before step 1.
         """
         call = self.call
+        self.attempt = self.attempt._replace(forced=call.force)
         if call.plan is None and call.min_interval is None:
             return None
         self.refresh_connection()
@@ -191,7 +192,7 @@ class Runner:
         except Error as error:
             raise database.refusal(error, call.job, call.using) from error
         forced_again = call.force and earlier is not None
-        self.attempt = self.attempt._replace(slot=None if forced_again else self.slot, forced=call.force)
+        self.attempt = self.attempt._replace(slot=None if forced_again else self.slot)
         return None if call.force else earlier
 
     # The steps, in their order. What differs in a TestCase or without a lock is overridden elsewhere.

@@ -37,6 +37,9 @@ NICKNAMES = {
     "@hourly": "0 * * * *",
 }
 
+# Of the slots that somebody may ask for: further away a schedule is not followed in reasonable time.
+FIRST_YEAR, LAST_YEAR = 1970, 2199
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Steps by which no period of a unit can be jumped over, whatever a change of the clocks makes of it.
