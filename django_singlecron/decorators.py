@@ -116,6 +116,10 @@ class SingletonTask(Generic[P, R]):
             return self._template.text
         return self._template.render(bind_arguments(self._signature, args, kwargs))
 
+    def name_for(self, command_class: type[BaseCommand]) -> str:
+        """Return the job's name, with its placeholders, for a command that has this task or inherits it."""
+        return _command_name(command_class) if self.options.name is None else self.name
+
     def name_of_command(self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any]) -> str:
         """Return the job's name for one call of a command's `handle()`; by default the name of the command.
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
 from typing import Any
 
-from django.core.management import ManagementUtility, call_command, get_commands, load_command_class
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_singlecron import crontab
-from django_singlecron.decorators import Request, SingletonTask
-from django_singlecron.exceptions import InvalidName
-from django_singlecron.options import TaskOptions
+from django_singlecron import backfill, crontab
+from django_singlecron.decorators import Request
+from django_singlecron.management import run_arguments, run_jobs
 
 
 class Command(BaseCommand):
@@ -43,15 +40,8 @@ class Command(BaseCommand):
             description="Run a management command unless another replica runs it at this moment; record the attempt.",
             allow_abbrev=False,
         )
-        run.add_argument("--name", help="The job's name; by default the command's. May hold options: sync:{tenant}.")
-        run.add_argument(
-            "--skip-exit-code",
-            type=_exit_code,
-            default=0,
-            metavar="N",
-            help="The exit code when the job was skipped; by default 0, since a skip is no failure.",
-        )
-        run.add_argument("wrapped", metavar="COMMAND", help="The management command to run.")
+        run_arguments.add_arguments(run)
+        run.add_argument("wrapped", metavar="COMMAND", help="The management command to run, or a task's name.")
         wrapped_args = run.add_argument("wrapped_args", metavar="ARGS", nargs=argparse.REMAINDER, help="Its arguments.")
         wrapped_args.required = False
 
@@ -61,7 +51,7 @@ class Command(BaseCommand):
         self.wrapped_argv = [argv[0], *wrapped] if wrapped else None
         try:
             super().run_from_argv([*argv[:2], *own])
-        except _FromWrapped as escaped:
+        except run_jobs.FromWrapped as escaped:
             raise escaped.error from escaped.error.__cause__
 
     def execute(self, *args: Any, **options: Any) -> Any:
@@ -70,90 +60,35 @@ class Command(BaseCommand):
         return self.value
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the wrapped command, and exit as it does; with the code asked for when it was skipped."""
+        """Run the job, and exit as it does; with the code asked for when it was skipped."""
         with crontab.exit_code_kept():
-            locked = self._run_argv(self.wrapped_argv, options) if self.wrapped_argv else self._run_parsed(options)
-            if not locked.called:
-                raise CommandError(
-                    f"{options['wrapped']} did its work without calling handle(), so under no lock. Decorate the "
-                    "function that does it with @singleton_task."
-                )
-            if locked.skipped and options["skip_exit_code"]:
+            self._run(options)
+
+    def _run(self, options: dict[str, Any]) -> None:
+        with run_arguments.wrong_arguments():
+            run_arguments.check_combination(options)
+            job = run_jobs.find(options, self.wrapped_argv, self)
+            slot = None if options["slot"] is None else job.task.check_slot(options["slot"])
+            slots = (
+                None
+                if options["since"] is None
+                else backfill.slots_of_range(job.task, options["since"], options["until"])
+            )
+        if slots is None:
+            result = job.run(Request(options["force"], slot)).result
+            self.value = job.value
+            if not result.ran and options["skip_exit_code"]:
                 sys.exit(options["skip_exit_code"])
-
-    def _run_argv(self, argv: list[str], options: dict[str, Any]) -> _Locked:
-        """Run the wrapped command as `manage.py` runs it."""
-        name = argv[1]
-        command = ManagementUtility(argv[:1]).fetch_command(name)
-        locked = _lock(command, name, options["name"])
-        try:
-            command.run_from_argv(argv)
-        except CommandError as error:
-            raise _FromWrapped(error) from error
-        return locked
-
-    def _run_parsed(self, options: dict[str, Any]) -> _Locked:
-        """Run the wrapped command as `call_command` runs it."""
-        name = options["wrapped"]
-        try:
-            app = get_commands()[name]
-        except KeyError as error:
-            raise CommandError(f"Unknown command: {name!r}") from error
-        command = app if isinstance(app, BaseCommand) else load_command_class(app, name)
-        locked = _lock(command, name, options["name"])
-        passed_on = {key: options[key] for key in ("stdout", "stderr", "no_color", "force_color") if options.get(key)}
-        if options["verbosity"] is not None:
-            passed_on["verbosity"] = options["verbosity"]
-        self.value = call_command(command, *options["wrapped_args"], **passed_on)
-        return locked
-
-
-class _FromWrapped(Exception):
-    """Carries a `CommandError` that the wrapped command let out, because of `--traceback`, past this one's handling."""
-
-    def __init__(self, error: CommandError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-@dataclass
-class _Locked:
-    """What became of the `handle()` of a command that was put under its lock."""
-
-    called: bool = False
-    skipped: bool = False
-
-
-def _lock(command: BaseCommand, command_name: str, name: str | None) -> _Locked:
-    """Put the `handle()` of one command object under its lock."""
-    locked = _Locked()
-    task = _task_of(type(command), command_name, name)
-
-    def handle(*args: Any, **options: Any) -> Any:
-        locked.called = True
-        result = task.run_command(command, args, options, Request()).result
-        locked.skipped = not result.ran
-        return result.value
-
-    command.handle = handle  # type: ignore[method-assign]  # this object's alone
-    return locked
-
-
-def _exit_code(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= 255):
-        raise argparse.ArgumentTypeError(f"{text!r} is no exit code: 0 to 255.")
-    return int(text)
-
-
-def _task_of(command: type[BaseCommand], command_name: str, name: str | None) -> SingletonTask[Any, Any]:
-    if not isinstance(command.handle, SingletonTask):
-        try:
-            return SingletonTask(command.handle, TaskOptions(name=command_name if name is None else name))
-        except InvalidName as error:
-            raise CommandError(str(error)) from error
-    if name is not None:
-        raise CommandError(f"{command_name} is a singleton task, which names itself: leave --name out.")
-    return command.handle
+            return
+        verbosity = 1 if options["verbosity"] is None else options["verbosity"]
+        done = () if options["force"] else backfill.succeeded_slots(job.name, job.task.using, slots)
+        backfill.fill(
+            slots,
+            done,
+            job.run,
+            backfill.Progress(self.stderr, verbosity, len(slots)),
+            **{name: options[name] for name in ("force", "keep_going", "skip_exit_code")},
+        )
 
 
 def _split(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[list[str], list[str]]:
