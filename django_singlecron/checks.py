@@ -24,6 +24,8 @@ from .decorators import SingletonTask
 
 DOCS = "https://github.com/django-singlecron/django-singlecron/blob/main/docs/checks.md"
 
+MIN_TOKEN_LENGTH = 16
+
 Tasks = Sequence[SingletonTask[Any, Any]]
 
 
@@ -129,6 +131,18 @@ def check_cronjobs(tasks: Tasks, targets: Sequence[str]) -> Iterator[CheckMessag
             )
 
 
+def check_tokens(tokens: Sequence[str]) -> Iterator[CheckMessage]:
+    """E010: a token that can be guessed, by which whoever guesses it may run jobs."""
+    short = sum(len(token) < MIN_TOKEN_LENGTH for token in tokens)
+    if short:
+        yield _error(
+            "E010",
+            f'{SETTING}["TOKENS"] has {short} of {len(tokens)} tokens that are shorter than {MIN_TOKEN_LENGTH} '
+            "characters.",
+            'Make each with: python -c "import secrets; print(secrets.token_urlsafe(32))".',
+        )
+
+
 def check_locking(settings: Settings, *, debug: bool) -> Iterator[CheckMessage]:
     """W001: jobs run without a lock although the project is not being developed on."""
     if not settings.locking and not debug:
@@ -177,6 +191,7 @@ def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
         *check_names(tasks),
         *check_keys(tasks),
         *check_cronjobs(tasks, registry.cronjob_targets()),
+        *check_tokens(settings.tokens),
         *check_locking(settings, debug=django_settings.DEBUG),
     ]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from .context import RunResult
 from .decorators import Request, SingletonTask
 from .exceptions import InvalidName
 from .runner import Outcome
@@ -25,14 +26,15 @@ class Handled:
 
     command: str
     called: bool = False
-    _outcome: Outcome[Any] | None = None
+    # So it stays where the command keeps the job's error to itself.
+    _outcome: Outcome[Any] = field(default_factory=lambda: Outcome(RunResult("acquired")))
 
     def outcome(self) -> Outcome[Any]:
         """Return the outcome of a command that has ended.
 
         Raises `CommandError` when it overrides `execute()` and never called its `handle()`.
         """
-        if self._outcome is None:
+        if not self.called:
             raise CommandError(
                 f"{self.command} did its work without calling handle(), so under no lock. Decorate the function that "
                 "does it with @singleton_task."

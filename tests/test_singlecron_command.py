@@ -138,12 +138,12 @@ def test_options_of_every_command_may_stand_before_it_too(manage: Manage, before
         (["run", "prob"], 1, "Unknown command: 'prob'. Did you mean probe?"),
         (["run", "--", "--name"], 2, "expected one argument"),
         (["run", "", "tell"], 1, "Unknown command: ''"),
-        (["run", "--name", "", "probe", "tell"], 1, "CommandError: A job's name is empty."),
-        (["run", "--name", "{", "probe", "tell"], 1, "CommandError: The job name '{' is malformed"),
-        (["run", "--name", "{0}", "probe", "tell"], 1, "CommandError: The job name '{0}' holds the placeholder"),
+        (["run", "--name", "", "probe", "tell"], 2, "CommandError: A job's name is empty."),
+        (["run", "--name", "{", "probe", "tell"], 2, "CommandError: The job name '{' is malformed"),
+        (["run", "--name", "{0}", "probe", "tell"], 2, "CommandError: The job name '{0}' holds the placeholder"),
         (["run", "--name", "{missing}", "probe", "tell"], 1, "needs {missing}, which this call does not give"),
-        (["run", "--name", "x" * 201, "probe", "tell"], 1, "201 characters long"),
-        (["run", "--name", "x", "probe_decorated", "tell"], 1, "which names itself: leave --name out"),
+        (["run", "--name", "x" * 201, "probe", "tell"], 2, "201 characters long"),
+        (["run", "--name", "x", "probe_decorated", "tell"], 2, "which names itself: leave --name out"),
         *(
             (["run", "--skip-exit-code", code, "probe", "tell"], 2, f"{code!r} is no exit code: 0 to 255.")
             for code in ("", "x", "256", "1.0", "٣", "0x1", "9" * 30)
