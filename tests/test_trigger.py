@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -21,7 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import include, path
 
-from django_singlecron import checks, current_run, singleton_task, tokens
+from django_singlecron import checks, current_run, registry, singleton_task, tokens
 from django_singlecron.conf import get_settings
 from django_singlecron.decorators import Request
 from django_singlecron.exceptions import InvalidTask
@@ -39,7 +40,7 @@ ASKED: list[Any] = []
 
 @singleton_task("trigger.plain", http=True)
 def plain() -> None:
-    Tenant.objects.create(name=f"of {current_run()}", monthly_fee=1)
+    Tenant.objects.create(name=uuid4(), monthly_fee=1)
 
 
 @singleton_task("trigger.arguments:{tenant}", http=True)
@@ -69,10 +70,6 @@ def failing(how: str) -> None:
     if how == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
     raise ZeroDivisionError("a secret of the job's")
-
-
-@singleton_task("trigger.elsewhere", http=True, using="nowhere")
-def elsewhere() -> None: ...
 
 
 @singleton_task("trigger.closed")
@@ -114,6 +111,14 @@ def in_view(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("jobs/", include("django_singlecron.urls")), path("in-view/", in_view)]
 
 pytestmark = pytest.mark.urls(__name__)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a job whose database does not exist, of which nothing but this test may know."""
+    task = singleton_task("trigger.elsewhere", http=True, using="nowhere")(lambda: None)
+    monkeypatch.setitem(registry._tasks, "elsewhere", task)
+    return task.name
 
 
 @pytest.fixture(autouse=True)
@@ -363,8 +368,8 @@ def test_a_process_that_is_asked_to_end_ends(post: Post) -> None:
     assert JobRun.objects.get().status == "failed"
 
 
-def test_a_refusal(post: Post, caplog: pytest.LogCaptureFixture) -> None:
-    assert post("trigger.elsewhere") == (409, {"ran": False, "run_id": None, "error": "RunRefused"})
+def test_a_refusal(post: Post, elsewhere: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert post(elsewhere) == (409, {"ran": False, "run_id": None, "error": "RunRefused"})
     assert 'there is no database "nowhere"' in caplog.text
 
 
@@ -386,10 +391,10 @@ def test_what_goes_wrong_before_a_run_is_logged(post: Post, caplog: pytest.LogCa
 
 
 def test_no_token_is_logged_recorded_or_shown(
-    post: Post, caplog: pytest.LogCaptureFixture, settings: Any, capsys: pytest.CaptureFixture[str]
+    post: Post, elsewhere: str, caplog: pytest.LogCaptureFixture, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    for job in ("trigger.plain", "trigger.elsewhere", "trigger.beside", "nothing"):
+    for job in ("trigger.plain", elsewhere, "trigger.beside", "nothing"):
         post(job)
     post("trigger.failing", {"arguments": ["raise"]})
     wrong = "a-wrong-token-of-some-length"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 from django.core.management import ManagementUtility, call_command, get_commands, load_command_class
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
-from django_singlecron import registry
+from django_singlecron import backfill, registry
 from django_singlecron.decorators import Request, SingletonTask
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
@@ -58,6 +59,31 @@ def find(options: Mapping[str, Any], argv: list[str] | None, wrapper: BaseComman
         return CommandJob(task.command_name, options, argv and [argv[0], task.command_name, *argv[2:]])
     run_arguments.refuse_task_options(name, options)
     return FunctionJob(task, options, argv[2:] if argv else options["wrapped_args"], wrapper)
+
+
+def slots_to_fill(job: Job, options: Mapping[str, Any]) -> tuple[list[datetime], Collection[datetime]] | None:
+    """Return the slots of a backfill and those of them that are done; None when none was asked for.
+
+    Raises as `slots_of_range`.
+    """
+    if options["since"] is None:
+        return None
+    slots = backfill.slots_of_range(job.task, options["since"], options["until"])
+    return slots, () if options["force"] else backfill.succeeded_slots(job.name, job.task.using, slots)
+
+
+def fill(
+    job: Job,
+    slots: Sequence[datetime],
+    done: Collection[datetime],
+    options: Mapping[str, Any],
+    stream: OutputWrapper,
+) -> None:
+    """Run a job for each of the slots that is not done, and show on `stream` how far it is."""
+    verbosity = 1 if options["verbosity"] is None else options["verbosity"]
+    progress = backfill.Progress(stream, verbosity, len(slots))
+    how = {name: options[name] for name in ("force", "keep_going", "skip_exit_code")}
+    backfill.fill(slots, done, job.run, progress, **how)
 
 
 class CommandJob:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_singlecron import backfill, crontab
+from django_singlecron import crontab
 from django_singlecron.decorators import Request
 from django_singlecron.management import run_arguments, run_jobs
 
@@ -69,26 +69,14 @@ class Command(BaseCommand):
             run_arguments.check_combination(options)
             job = run_jobs.find(options, self.wrapped_argv, self)
             slot = None if options["slot"] is None else job.task.check_slot(options["slot"])
-            slots = (
-                None
-                if options["since"] is None
-                else backfill.slots_of_range(job.task, options["since"], options["until"])
-            )
-        if slots is None:
-            result = job.run(Request(options["force"], slot)).result
-            self.value = job.value
-            if not result.ran and options["skip_exit_code"]:
-                sys.exit(options["skip_exit_code"])
+            slots = run_jobs.slots_to_fill(job, options)
+        if slots is not None:
+            run_jobs.fill(job, *slots, options, self.stderr)
             return
-        verbosity = 1 if options["verbosity"] is None else options["verbosity"]
-        done = () if options["force"] else backfill.succeeded_slots(job.name, job.task.using, slots)
-        backfill.fill(
-            slots,
-            done,
-            job.run,
-            backfill.Progress(self.stderr, verbosity, len(slots)),
-            **{name: options[name] for name in ("force", "keep_going", "skip_exit_code")},
-        )
+        result = job.run(Request(options["force"], slot)).result
+        self.value = job.value
+        if not result.ran and options["skip_exit_code"]:
+            sys.exit(options["skip_exit_code"])
 
 
 def _split(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[list[str], list[str]]:
