@@ -21,7 +21,7 @@ def bare(tenant_id: int, *, dry_run: bool = False) -> str:
 def named(tenant_id: int) -> None: ...
 
 
-@singleton_task(timeout=30, key=(1, 2))
+@singleton_task(timeout=30, key=(1, 2), http=True)
 async def coroutine(tenant_id: int) -> bytes:
     return b""
 
