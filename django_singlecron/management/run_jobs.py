@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from django.core.management import ManagementUtility, call_command, get_commands, load_command_class
-from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError
 
 from django_singlecron import backfill, registry
 from django_singlecron.decorators import Request, SingletonTask
@@ -77,13 +77,20 @@ def fill(
     slots: Sequence[datetime],
     done: Collection[datetime],
     options: Mapping[str, Any],
-    stream: OutputWrapper,
+    wrapper: BaseCommand,
 ) -> None:
-    """Run a job for each of the slots that is not done, and show on `stream` how far it is."""
+    """Run a job for each of the slots that is not done, and show on the wrapper's stderr how far it is."""
+
+    def run(request: Request) -> Outcome[Any]:
+        outcome = job.run(request)
+        # Where both streams go to one file, what the job wrote stands before what is said of it.
+        wrapper.stdout.flush()
+        return outcome
+
     verbosity = 1 if options["verbosity"] is None else options["verbosity"]
-    progress = backfill.Progress(stream, verbosity, len(slots))
+    progress = backfill.Progress(wrapper.stderr, verbosity, len(slots))
     how = {name: options[name] for name in ("force", "keep_going", "skip_exit_code")}
-    backfill.fill(slots, done, job.run, progress, **how)
+    backfill.fill(slots, done, run, progress, **how)
 
 
 class CommandJob:

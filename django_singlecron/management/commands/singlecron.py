@@ -71,7 +71,7 @@ class Command(BaseCommand):
             slot = None if options["slot"] is None else job.task.check_slot(options["slot"])
             slots = run_jobs.slots_to_fill(job, options)
         if slots is not None:
-            run_jobs.fill(job, *slots, options, self.stderr)
+            run_jobs.fill(job, *slots, options, self)
             return
         result = job.run(Request(options["force"], slot)).result
         self.value = job.value
