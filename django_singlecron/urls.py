@@ -2,8 +2,8 @@
 
 from django.urls import path
 
-from . import views
+from . import trigger
 
-app_name = "singlecron"
+app_name = "django_singlecron"
 
-urlpatterns = [path("run/<path:job>/", views.run, name="run")]
+urlpatterns = [path("run/<path:job>/", trigger.run, name="run")]
