@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 SETTING = "SINGLECRON"
+
+_TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Settings:
     """Whether jobs without `record_skips=` leave a row for each attempt that was skipped."""
     output_limit: int = 65_536
     """How many characters of a run's output the history keeps: the last ones."""
+    tokens: Sequence[str] = ()
+    """What a request may send as `Authorization: Bearer …`; none lets only people in who are logged in."""
 
 
 class Problem(NamedTuple):
@@ -47,6 +52,12 @@ def find_problems(value: object) -> Iterator[Problem]:
     for key, given in value.items():
         if key not in types:
             yield Problem(f"{SETTING} has an unknown key: {key!r}.", f"It may hold: {', '.join(types)}.", True)
+        elif types[key] is tuple:
+            if not _are_tokens(given):
+                # Without its value, which a secret may be a part of.
+                yield Problem(
+                    f"{SETTING}[{key!r}] is no list of tokens.", "Each is text of printable ASCII without spaces."
+                )
         elif type(given) is not types[key]:
             yield Problem(
                 f"{SETTING}[{key!r}] is {given!r}, a {type(given).__name__}.",
@@ -54,6 +65,12 @@ def find_problems(value: object) -> Iterator[Problem]:
             )
         elif isinstance(given, int) and given < 0:
             yield Problem(f"{SETTING}[{key!r}] is {given!r}.", "It is a number of characters: 0 or more.")
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(token, str) and _TOKEN.fullmatch(token) for token in value
+    )
 
 
 @lru_cache(maxsize=1)

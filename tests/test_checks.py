@@ -55,7 +55,7 @@ UNREACHABLE = {"ENGINE": "django.db.backends.postgresql", "NAME": "x", "HOST": "
 
 
 @pytest.mark.parametrize(
-    "value", [{}, {"LOCKING": False, "DATABASE": "other", "RECORD_SKIPS": False, "OUTPUT_LIMIT": 0}]
+    "value", [{}, {"LOCKING": False, "DATABASE": "other", "RECORD_SKIPS": False, "OUTPUT_LIMIT": 0, "TOKENS": []}]
 )
 def test_settings_that_are_right(value: object) -> None:
     assert ids(checks.check_setting(value)) == []
@@ -66,7 +66,7 @@ def test_e001_an_unknown_key(value: object) -> None:
     (message,) = found = list(checks.check_setting(value))
     assert ids(found) == ["E001"]
     assert "unknown key" in message.msg
-    assert "LOCKING, DATABASE, RECORD_SKIPS, OUTPUT_LIMIT" in str(message.hint)
+    assert "LOCKING, DATABASE, RECORD_SKIPS, OUTPUT_LIMIT, TOKENS" in str(message.hint)
 
 
 @pytest.mark.parametrize(

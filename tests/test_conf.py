@@ -39,6 +39,10 @@ def test_another_setting_leaves_it_alone() -> None:
         ({"OUTPUT_LIMIT": True}, "must be of type int"),
         ({"OUTPUT_LIMIT": -1}, "0 or more"),
         ({"DATABASE": None}, "must be of type str"),
+        ({"TOKENS": "secret"}, "SINGLECRON['TOKENS'] is no list of tokens. Each is text of printable ASCII"),
+        ({"TOKENS": ["good", "two words"]}, "is no list of tokens"),
+        ({"TOKENS": [""]}, "is no list of tokens"),
+        ({"TOKENS": [1]}, "is no list of tokens"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_read(value: Any, message: str) -> None:
