@@ -1,0 +1,9 @@
+"""What a project may include: `path("singlecron/", include("django_singlecron.urls"))`."""
+
+from django.urls import path
+
+from . import views
+
+app_name = "django_singlecron"
+
+urlpatterns = [path("check/", views.check, name="check")]
