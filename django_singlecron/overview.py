@@ -211,12 +211,12 @@ def _read_history(using: str) -> dict[str, Past]:
     with connections[using].cursor() as cursor:
         cursor.execute(_HISTORY)
         return {
-            row[0]: Past(
-                *row[1:6],
-                list(zip(row[6] or (), row[7] or (), strict=True)),
-                Run(*row[8:]) if row[8] else None,
+            job: Past(
+                *(attempted_at, key, key_is_pair, first_slot, last_slot),
+                list(zip(ids or (), statuses or (), strict=True)),
+                Run(*ended) if ended[0] else None,
             )
-            for row in cursor.fetchall()
+            for job, attempted_at, key, key_is_pair, first_slot, last_slot, ids, statuses, *ended in cursor.fetchall()
         }
 
 

@@ -7,13 +7,11 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from django.db import Error
-
 from . import ledger, monitoring
 from .ledger import Expectation, Fate, Found
 from .locks.postgres import APPLICATION_NAME_PREFIX
 from .models import JobRun
-from .overview import Job, Overview, cannot_tell
+from .overview import Job, Overview
 
 # A job that is known from the history alone, or under a name with arguments, is taken for gone after that time without
 # an attempt: a tenant that left, a command that is not scheduled any more.
@@ -133,11 +131,8 @@ def of_locks(seen: Overview) -> list[Problem]:
     first = _unaccounted(seen, seen.live, seen.running)
     if not first:
         return []
-    try:
-        live = monitoring.look(seen.using) or seen.live
-        running = list(JobRun.objects.using(seen.using).running().filter(key__in=[key for key, _ in first]))
-    except Error as error:
-        raise cannot_tell(error, seen.using) from error
+    live = monitoring.look(seen.using) or seen.live
+    running = list(JobRun.objects.using(seen.using).running().filter(key__in=[key for key, _ in first]))
     again = _unaccounted(seen, live, running)
     return [again[lock] for lock in first if lock in again and live.pids[lock] == seen.live.pids[lock]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -153,6 +154,7 @@ def _look_at(using: str, look: Look) -> _Finding:
         watches = {watch.job: watch for watch in JobWatch.objects.using(using).order_by("job")}
         expectations = {job.name: _expect(job, schedule, watches, now) for job in jobs if (schedule := job.schedule)}
         slots = ledger.find(using, problems.wanted_slots(expectations.values(), now))
+        of_locks = problems.of_locks(seen)
     except Error as error:
         raise cannot_tell(error, using) from error
     found = [
@@ -161,7 +163,7 @@ def _look_at(using: str, look: Look) -> _Finding:
         for problem in problems.of_job(job, expectations.get(job.name), slots, seen, look.failures)
     ]
     names = {job.name for job in jobs}
-    found += [problem for problem in problems.of_locks(seen) if look.job is None or problem.job in names]
+    found += [problem for problem in of_locks if look.job is None or problem.job in names]
     if look.job is not None:
         watches = {name: watch for name, watch in watches.items() if name in names}
     return _Finding(now, names, found, watches, expectations)
@@ -203,15 +205,26 @@ def _tell(using: str, finding: _Finding) -> None:
     rows = JobWatch.objects.using(using)
     for job, text in texts.items():
         if job not in before:
-            logger.error('Job "%s" is in trouble. %s', job, text, extra={"job": job, "using": using})
+            if not _say('Job "%s" is in trouble. %s', job, text, using=using):
+                continue
             new = {"problem": text, "changed_at": finding.at}
             rows.update_or_create(job=job, defaults=new, create_defaults={**new, "watched_since": finding.at})
         elif before[job].problem != text:
             rows.filter(job=job).update(problem=text)
-    for job in before.keys() - texts.keys():
+    for job in sorted(before.keys() - texts.keys()):
         state = "is well again" if job in finding.jobs else "is not watched any more: it is gone"
-        logger.error('Job "%s" %s. It was: %s', job, state, before[job].problem, extra={"job": job, "using": using})
-        rows.filter(job=job).update(problem="", changed_at=finding.at)
+        if _say('Job "%s" %s. It was: %s', job, state, before[job].problem, using=using):
+            rows.filter(job=job).update(problem="", changed_at=finding.at)
+
+
+def _say(message: str, job: str, *args: str, using: str) -> bool:
+    """Log it; False when a handler could not, such as a mail's without its server, so that the next check tries."""
+    try:
+        logger.error(message, job, *args, extra={"job": job, "using": using})
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _name_of(schedule: Schedule) -> str:

@@ -8,6 +8,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -150,12 +151,8 @@ def _row(cells: tuple[str, ...], columns: tuple[int, ...]) -> str:
 def fit(text: str, width: int) -> str:
     """Return the text in exactly `width` cells of a terminal: padded, or cut and ended with an ellipsis."""
     if sum(map(_cells, text)) > width:
-        kept = 0
-        for position, character in enumerate(text):
-            kept += _cells(character)
-            if kept > width - 1:
-                text = text[:position] + "…"
-                break
+        ends = accumulate(map(_cells, text))
+        text = "".join(character for character, end in zip(text, ends, strict=True) if end < width) + "…"
     return text + " " * (width - sum(map(_cells, text)))
 
 
