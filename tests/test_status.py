@@ -18,6 +18,7 @@ from django_singlecron import overview as overviews
 from django_singlecron.management.singlecron_status import fit
 from django_singlecron.models import JobRun
 from django_singlecron.overview import overview
+from tests.bench.filling import fill_slots
 from tests.support_core import database_alias, in_thread, real_database
 from tests.support_watch import DAY, HOUR, AddTask, add_task_fixture, daily, minute, now, record
 
@@ -188,23 +189,10 @@ def test_nothing_to_show(add_task: AddTask) -> None:
         status("--database", "absent")
 
 
-FILL = """
-INSERT INTO django_singlecron_jobrun
-    (job, key, outcome, skip_reason, status, host, pid, trigger, started_at, finished_at, slot)
-SELECT 'job ' || n / 3 %% 200, n / 3 %% 200, CASE WHEN n %% 3 = 0 THEN 'acquired' ELSE 'skipped' END,
-       CASE WHEN n %% 3 = 0 THEN '' ELSE 'locked' END,
-       CASE WHEN n %% 3 <> 0 THEN 'skipped' WHEN n %% 7 = 0 THEN 'failed' ELSE 'succeeded' END,
-       'web-' || n %% 3, 1, 'function', moment, moment, moment
-FROM (SELECT n, now() - make_interval(mins => (%s - n) / 3) AS moment FROM generate_series(1, %s) AS n) AS attempt
-"""
-
-
 def test_many_jobs_take_three_queries_that_read_no_table_whole(add_task: AddTask) -> None:
     for number in range(200):
         add_task(f"job {number}", schedule="0 2 * * *")
-    with connection.cursor() as cursor:
-        cursor.execute(FILL, [60_000, 60_000])
-        cursor.execute("ANALYZE django_singlecron_jobrun")
+    fill_slots("default", 60_000)
     with CaptureQueriesContext(connection) as queries:
         assert len(as_json()) == 200
     assert len(queries) == 3
