@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client, RequestFactory
@@ -72,3 +74,9 @@ def test_in_a_test_of_the_project_the_command_works(add_task: AddTask) -> None:
 
 def test_it_is_read_alone(client: Client) -> None:
     assert client.post(URL, headers=TOKEN).status_code == 405
+
+
+def test_the_admin_shows_the_history_alone() -> None:
+    app = apps.get_app_config("django_singlecron")
+    assert [model.__name__ for model in app.get_models() if admin.site.is_registered(model)] == ["JobRun"]
+    call_command("check", "admin", "django_singlecron", fail_level="WARNING")
