@@ -92,6 +92,15 @@ class SingletonTask(Generic[P, R]):
         return self._template.text
 
     @property
+    def has_placeholders(self) -> bool:
+        """Whether the job's name holds arguments, so that it stands for many jobs."""
+        return self._template.has_placeholders
+
+    def may_be_named(self, job: str) -> bool:
+        """Whether some call of it is the job of this name."""
+        return self._template.matches(job)
+
+    @property
     def using(self) -> str:
         """The alias of the job's database."""
         return self.options.using or get_settings().database

@@ -114,6 +114,13 @@ class NameTemplate:
             check_name(literal)
         self.text = template if self.has_placeholders else literal
         """The name as it is shown where no arguments are known."""
+        self._pattern = re.compile(
+            "".join(re.escape(text) + (".*" if field else "") for text, field, *_ in parts), re.S
+        )
+
+    def matches(self, name: str) -> bool:
+        """Whether some call could give this name."""
+        return self._pattern.fullmatch(name) is not None
 
     def _check_placeholder(
         self, field: str, spec: str | None, conversion: str | None, signature: inspect.Signature

@@ -149,8 +149,17 @@ class JobRun(models.Model):
             models.Index("started_at", name="singlecron_started"),
             # The runs of a key that may hold its lock: asked at every attempt, and a handful of rows at any time.
             models.Index("key", condition=Q(status="running"), name="singlecron_running"),
-            # What became of each slot.
-            models.Index("job", "slot", condition=Q(slot__isnull=False), name="singlecron_job_slot"),
+            # The runs of a job, however many attempts were skipped between them.
+            models.Index(F("job"), F("id").desc(), condition=Q(outcome="acquired"), name="singlecron_acquired"),
+            # What became of each slot, however often it was tried.
+            models.Index(
+                F("job"),
+                F("slot"),
+                F("outcome"),
+                F("id").desc(),
+                condition=Q(slot__isnull=False),
+                name="singlecron_job_slot",
+            ),
             # Deleting a run sets this to NULL in the rows that it held up.
             models.Index("held_by", condition=Q(held_by__isnull=False), name="singlecron_held_by"),
         )
@@ -180,3 +189,20 @@ class JobRun(models.Model):
             return None
         low = self.key & 0xFFFF_FFFF
         return self.key >> 32, low - (1 << 32) if low >= 1 << 31 else low
+
+
+class JobWatch(models.Model):
+    """What `singlecron check` keeps in mind of a job from one time to the next."""
+
+    job = models.CharField(_("job"), max_length=MAX_NAME_LENGTH, unique=True)
+    schedule = models.TextField(_("schedule"), db_default="")
+    watched_since = models.DateTimeField(_("watched since"))
+    problem = models.TextField(_("problem"), db_default="")
+    changed_at = models.DateTimeField(_("problem since"), null=True)
+
+    class Meta:
+        verbose_name = _("watched job")
+        verbose_name_plural = _("watched jobs")
+
+    def __str__(self) -> str:
+        return f"{self.job}: {self.problem or 'well'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import connections
@@ -16,7 +16,8 @@ from .models import JobRun
 # show as unsigned numbers; put together they are the signed key that the history stores.
 # https://www.postgresql.org/docs/current/view-pg-locks.html
 _HELD = """
-SELECT clock_timestamp(), (held.classid::bigint << 32) | held.objid::bigint, held.objsubid = 2, session.application_name
+SELECT clock_timestamp(), (held.classid::bigint << 32) | held.objid::bigint, held.objsubid = 2,
+       session.application_name, held.pid
 FROM (VALUES (1)) AS always
 LEFT JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -35,6 +36,8 @@ class Live:
     """That moment, by the database's clock."""
     holders: Mapping[tuple[int, bool], str]
     """How the session that holds a key calls itself, by the key and whether that is a pair."""
+    pids: Mapping[tuple[int, bool], int] = field(default_factory=dict)
+    """The server process of that session."""
 
     def holds(self, run: JobRun) -> bool:
         """Whether the run held its lock.
@@ -75,7 +78,12 @@ def look(using: str) -> Live | None:
     with connection.cursor() as cursor:
         cursor.execute(_HELD)
         rows = cursor.fetchall()
-    return Live(rows[0][0], {(key, pair): name or "" for _, key, pair, name in rows if key is not None})
+    held = [row[1:] for row in rows if row[1] is not None]
+    return Live(
+        at=rows[0][0],
+        holders={(key, pair): name or "" for key, pair, name, _ in held},
+        pids={(key, pair): pid for key, pair, _, pid in held},
+    )
 
 
 def tell_lost(runs: Iterable[JobRun], live: Live | None) -> list[JobRun]:

@@ -1,9 +1,9 @@
-"""For a project's `urls.py`: `path("singlecron/", include("django_singlecron.urls"))`."""
+"""What a project may include: `path("singlecron/", include("django_singlecron.urls"))`."""
 
 from django.urls import path
 
-from . import trigger
+from . import trigger, views
 
 app_name = "django_singlecron"
 
-urlpatterns = [path("run/<path:job>/", trigger.run, name="run")]
+urlpatterns = [path("check/", views.check, name="check"), path("run/<path:job>/", trigger.run, name="run")]

@@ -45,7 +45,7 @@ def test_every_error_is_a_singlecron_error_that_says_what_it_means() -> None:
 def test_the_app() -> None:
     config = apps.get_app_config("django_singlecron")
     assert str(config.verbose_name) == "cron jobs"
-    assert [model.__name__ for model in config.get_models()] == ["JobRun"]
+    assert [model.__name__ for model in config.get_models()] == ["JobRun", "JobWatch"]
 
 
 def test_the_package_may_be_imported_before_django_is_set_up() -> None:

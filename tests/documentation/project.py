@@ -258,7 +258,7 @@ def _read_console(text: str) -> Iterator[tuple[str, list[str]]]:
 def _check_installation(command: str) -> None:
     """Fail unless what pip is told to install is this package, with extras that it has."""
     requirement = shlex.split(command)[-1]
-    match = re.fullmatch(r"([a-z-]+)(?:\[([a-z0-9,]+)\])?", requirement)
+    match = re.fullmatch(r"([a-z-]+)(?:\[([a-z0-9,-]+)\])?", requirement)
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert match is not None, f"{requirement} is no requirement"
     assert f'\nname = "{match[1]}"\n' in pyproject

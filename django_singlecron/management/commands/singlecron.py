@@ -10,7 +10,12 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from django_singlecron import crontab
 from django_singlecron.decorators import Request
-from django_singlecron.management import run_arguments, run_jobs
+from django_singlecron.management import run_arguments, run_jobs, singlecron_check, singlecron_status
+
+_OTHERS = {
+    "check": (singlecron_check, "Say what is wrong with the jobs. Exits with 0, 1, 2 or 3, as a Nagios plugin."),
+    "status": (singlecron_status, "Show each job: what it did last, when it is due, where it runs."),
+}
 
 
 class Command(BaseCommand):
@@ -44,6 +49,8 @@ class Command(BaseCommand):
         run.add_argument("wrapped", metavar="COMMAND", help="The management command to run, or a task's name.")
         wrapped_args = run.add_argument("wrapped_args", metavar="ARGS", nargs=argparse.REMAINDER, help="Its arguments.")
         wrapped_args.required = False
+        for name, (module, purpose) in _OTHERS.items():
+            module.add_arguments(subcommands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False))
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run a subcommand; `run` gives the wrapped command its arguments untouched, `--help` among them."""
@@ -60,7 +67,10 @@ class Command(BaseCommand):
         return self.value
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the job, and exit as it does; with the code asked for when it was skipped."""
+        """Do the subcommand; `run` exits as the job does, with the code asked for when it was skipped."""
+        if options["subcommand"] in _OTHERS:
+            _OTHERS[options["subcommand"]][0].run(self, options)
+            return
         with crontab.exit_code_kept():
             self._run(options)
 
