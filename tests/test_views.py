@@ -20,12 +20,12 @@ __all__ = ["add_task_fixture"]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.urls_singlecron")]
 
 URL = "/singlecron/check/"
-TOKEN = {"Authorization": "Bearer secret"}
+TOKEN = {"Authorization": "Bearer a-token-of-some-length"}
 
 
 @pytest.fixture(autouse=True)
 def _token(settings: Any) -> None:
-    settings.SINGLECRON = {"TOKENS": ["secret"]}
+    settings.SINGLECRON = {"TOKENS": ["a-token-of-some-length"]}
 
 
 def test_well_or_not(add_task: AddTask, client: Client) -> None:
