@@ -218,6 +218,8 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
 
     No query is run for it, what looks like a secret by its name is masked, and it is at most 2,000 characters long.
     """
+    if not arguments:
+        return ""
     shorten = _ArgumentRepr().repr
     parts = []
     for name, value in arguments.items():

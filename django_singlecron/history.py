@@ -37,7 +37,6 @@ WITH holders AS MATERIALIZED (
                    WHERE session.application_name LIKE 'singlecron/' || run.id || ' %%') AS is_sure
     FROM django_singlecron_jobrun AS run
     WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running'
-    LIMIT 100
 ), attempt AS (
     INSERT INTO django_singlecron_jobrun
         (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
@@ -88,7 +87,7 @@ LOST_MESSAGE = (
 )
 
 # After the lock, so that the tokens of one key grow in the order of its runs.
-_ID_SEQUENCE = "pg_get_serial_sequence('django_singlecron_jobrun', 'id')"
+_ID_SEQUENCE = "'django_singlecron_jobrun_id_seq'"
 _DRAW_TOKEN = f"SELECT nextval({_ID_SEQUENCE})"
 _DRAW_TOKEN_UNDER_LOCK = f"{_DRAW_TOKEN} WHERE current_setting('singlecron.run', true) = %s"
 
