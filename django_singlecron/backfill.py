@@ -11,11 +11,11 @@ from django.core.management.base import CommandError, OutputWrapper
 from django.db import Error
 
 from . import database, launch
+from .calls import Outcome
 from .decorators import Request, SingletonTask
 from .exceptions import InvalidSlot
 from .interrupts import Terminated
 from .models import JobRun
-from .runner import Outcome
 from .slots import FIRST_YEAR, LAST_YEAR, slots_between
 
 MOST_SLOTS = 100_000

@@ -11,10 +11,10 @@ from typing import IO, Any, cast
 from django.core.management.base import BaseCommand, CommandError
 
 from . import launch
+from .calls import Call, Outcome
 from .capture import OutputTail, TeeOutput, TeeStream, clean
 from .exceptions import InvalidName, RunRefused
 from .models import JobRun
-from .runner import Call, Outcome
 
 # What BaseCommand.create_parser adds to every command: no part of what the job was asked to do.
 _OPTIONS_OF_EVERY_COMMAND = {

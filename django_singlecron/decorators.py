@@ -23,8 +23,8 @@ from .slots import FIRST_YEAR, LAST_YEAR, CalendarUnit
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .calls import Call, Outcome
     from .capture import OutputTail
-    from .runner import Call, Outcome
 
 P = ParamSpec("P")
 MethodP = ParamSpec("MethodP")
@@ -265,8 +265,8 @@ class SingletonTask(Generic[P, R]):
         body: Callable[[OutputTail], Any],
         request: Request,
     ) -> Call:
+        from .calls import Call
         from .capture import describe_arguments
-        from .runner import Call
 
         options, settings = self.options, get_settings()
         return Call(

@@ -10,10 +10,10 @@ from typing import Any, cast
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from .calls import Outcome
 from .context import RunResult
 from .decorators import Request, SingletonTask
 from .exceptions import InvalidName
-from .runner import Outcome
 
 
 class WrongArguments(Exception):

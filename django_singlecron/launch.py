@@ -8,9 +8,11 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
 
+from .calls import Call, Outcome
 from .conf import get_settings
 from .exceptions import NotPostgreSQL, RunRefused
-from .runner import Call, Outcome, Runner, in_test_case
+from .runner import Runner
+from .transactions import in_test_case
 from .unlocked import TestCaseRunner, UnlockedRunner
 
 

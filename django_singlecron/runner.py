@@ -2,71 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import datetime
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, cast
 
-from asgiref.sync import async_to_sync
 from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.transaction import TransactionManagementError
 
 from . import announcements, database, history, holders
+from .bodies import call_body, inside
+from .calls import Call, Outcome
 from .capture import OutputTail, capture_logging
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
-from .exceptions import ForkedRun, InvalidTask, LockLost, OuterTransaction, TransactionBroken
+from .exceptions import ForkedRun, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
 from .interrupts import Deadline, sigterm_raises
-from .keys import LockKey
 from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
-from .slots import Plan, slot_at
-
-T = TypeVar("T")
-
-Body = Callable[[OutputTail], Any]
-
-
-class Call(NamedTuple):
-    """One call of a singleton task."""
-
-    job: str
-    key: LockKey
-    using: str
-    timeout: timedelta | None
-    record_skips: bool
-    arguments: str
-    trigger: str
-    command: str
-    body: Body
-    """Runs the job; what it writes goes to the tail too. May return a coroutine, which is awaited."""
-    plan: Plan | None = None
-    slot: datetime | None = None
-    """The slot to run for, in place of the present one."""
-    retry: bool = True
-    min_interval: timedelta | None = None
-    force: bool = False
-    is_async: bool = False
-    on_acquired: Callable[[int], object] | None = None
-    """Told the run's id before it starts."""
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """The result of a call, and in words why it was skipped."""
-
-    result: RunResult[T]
-    explanation: str = ""
+from .slots import slot_at
+from .transactions import explain_broken_transaction, is_closed, lock_lost, refuse_outer_transaction
 
 
 class RaceLost(Exception):
@@ -113,7 +74,7 @@ class Runner:
             same = self.outer.find(self.call.job, self.call.using)
             if same is not None:
                 return self._skip_inside_itself(same)
-        self._refuse_outer_transaction()
+        refuse_outer_transaction(self.connection, self.call.job, self.outer.run if self.outer else None)
         earlier = self._look_for_earlier()
         if earlier is not None:
             return self._skip_for_earlier(earlier)
@@ -146,33 +107,6 @@ class Runner:
         if self.exit is not None:
             raise self.exit
         return Outcome(RunResult("acquired", value=value, run_id=self.row.id))
-
-    def _refuse_outer_transaction(self) -> None:
-        connection, job, alias = self.connection, self.call.job, self.call.using
-        if connection.in_atomic_block and not in_test_case(connection):
-            if self.outer and self.outer.run.using == alias:
-                raise OuterTransaction(
-                    f'The job "{job}" did not run: it was called inside the job "{self.outer.run.name}", whose '
-                    "transaction would take in its work, its lock and its record. Call its .func to make it part of "
-                    f'"{self.outer.run.name}", or call it after the commit: '
-                    "django.db.transaction.on_commit(task)."
-                )
-            raise OuterTransaction(
-                f'The job "{job}" did not run: it was called inside a transaction on the database "{alias}", which '
-                "would keep its lock after the job and take its failure record back. Call it outside "
-                "transaction.atomic(), or through django.db.transaction.on_commit; a view under ATOMIC_REQUESTS needs "
-                "@transaction.non_atomic_requests; .func is the job without its lock."
-            )
-        if not connection.in_atomic_block and not connection.settings_dict["AUTOCOMMIT"]:
-            raise OuterTransaction(
-                f'The job "{job}" did not run: the database "{alias}" has AUTOCOMMIT off, so what its history says '
-                "would not be committed. Remove that setting."
-            )
-        if not connection.in_atomic_block and connection.connection is not None and not connection.autocommit:
-            raise OuterTransaction(
-                f'The job "{job}" did not run: set_autocommit(False) left the database "{alias}" in a transaction. '
-                "Commit it and set autocommit again before."
-            )
 
     def _look_for_earlier(self) -> Earlier | None:
         """Ask the database's clock for the slot, and whether an earlier run did what this one would do.
@@ -243,19 +177,19 @@ class Runner:
     def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
         if self.connection.closed_in_transaction:
-            raise LockLost(_lock_lost(run, "closed its database connection"))
+            raise lock_lost(run, "closed its database connection")
         output = self.tail.text()
         token = run.token_if_drawn
         try:
             marked = history.mark_succeeded(self.connection, run.id, output, token)
             if marked is None and not history.holds(self.connection, run.id):
-                raise LockLost(_lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK"))
+                raise lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK")
             if marked is None:
                 history.recreate(self.connection, self.attempt, self.row, lock=self.label)
                 marked = history.mark_succeeded(self.connection, run.id, output, token)
             run.end(marked[0] if marked else None)
         except DatabaseError as error:
-            self.explain_broken_transaction(run, error)
+            explain_broken_transaction(run, error)
             raise
 
     def deadline(self) -> Deadline | None:
@@ -287,8 +221,8 @@ class Runner:
         with sigterm_raises(), deadline or nullcontext():
             try:
                 with transaction.atomic(using=self.call.using):
-                    with _inside(context), capture_logging(self.tail, context.run.id):
-                        value = self._call_body(deadline)
+                    with inside(context), capture_logging(self.tail, context.run.id):
+                        value, self.exit = call_body(self.call, self.tail, deadline)
                     if os.getpid() != self.attempt.pid:
                         raise ForkedRun(
                             f'A process that the job "{self.call.job}" forked came back out of it. End it with '
@@ -301,32 +235,10 @@ class Runner:
                         raise SlotTaken(None) from error
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                cut_off = _is_closed(self.connection) or (deadline is not None and deadline.passed)
+                cut_off = is_closed(self.connection) or (deadline is not None and deadline.passed)
                 self.lock_was_lost = self.connection.needs_rollback and not cut_off
                 raise
         return value
-
-    def _call_body(self, deadline: Deadline | None) -> Any:
-        try:
-            value = self.call.body(self.tail)
-            if inspect.iscoroutine(value):
-                value = async_to_sync(_await)(value, deadline)
-        except SystemExit as error:
-            if error.code not in (None, 0) or os.getpid() != self.attempt.pid:
-                raise
-            # sys.exit(0) is a way to succeed; it goes on outward after the commit.
-            self.exit = error
-            return None
-        if inspect.isgenerator(value) or inspect.isasyncgen(value):
-            raise InvalidTask(f'The job "{self.call.job}" returned a generator, so none of its code ran.')
-        return value
-
-    def explain_broken_transaction(self, run: Run, error: DatabaseError) -> None:
-        if isinstance(error, TransactionManagementError) or database.sqlstate(error) == "25P02":
-            raise TransactionBroken(
-                f'The job "{run.name}" caught a database error and went on, or asked for a rollback, so its work '
-                "cannot be committed. Wrap the statement that may fail in transaction.atomic()."
-            ) from error
 
     def _record_end(self, context: RunContext | None, error: BaseException) -> None:
         """Step 6: record how the run ended. Never raises, so that the job's own error comes out."""
@@ -431,43 +343,3 @@ class Runner:
             run_id=run_id,
         )
         return Outcome(result, explanation)
-
-
-@contextmanager
-def _inside(context: RunContext) -> Iterator[None]:
-    before = run_context.set(context)
-    try:
-        yield
-    finally:
-        run_context.reset(before)
-
-
-async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:
-    task = asyncio.current_task()
-    if deadline is not None and task is not None:
-        deadline.interrupt_with(partial(_cancel, task, asyncio.get_running_loop()))
-    return await coroutine
-
-
-def _cancel(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
-    # A loop that is closed by now has ended the coroutine.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(task.cancel)
-
-
-def _is_closed(connection: BaseDatabaseWrapper) -> bool:
-    return connection.connection is None or bool(getattr(connection.connection, "closed", False))
-
-
-def _lock_lost(run: Run, how: str) -> str:
-    return (
-        f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run '
-        "it meanwhile, and earlier writes may be committed. Inside a job use transaction.atomic(), which becomes a "
-        "savepoint."
-    )
-
-
-def in_test_case(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the connection is in the transaction that a TestCase wraps round its test, and in no other."""
-    # The mark by which Django lets a durable block be a savepoint of its TestCase.
-    return bool(connection.atomic_blocks) and getattr(connection.atomic_blocks[-1], "_from_testcase", False)

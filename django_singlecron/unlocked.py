@@ -17,6 +17,7 @@ from .locks import Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .runner import RaceLost, Runner
+from .transactions import explain_broken_transaction
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class UnlockedRunner(Runner):
         try:
             history.mark_succeeded_unlocked(self.connection, run.id, self.tail.text(), run.token)
         except DatabaseError as error:
-            self.explain_broken_transaction(run, error)
+            explain_broken_transaction(run, error)
             raise
 
     def deadline(self) -> Deadline | None:

@@ -10,10 +10,10 @@ from django.core.management import ManagementUtility, call_command, get_commands
 from django.core.management.base import BaseCommand, CommandError
 
 from django_singlecron import backfill, registry
+from django_singlecron.calls import Outcome
 from django_singlecron.decorators import Request, SingletonTask
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
-from django_singlecron.runner import Outcome
 
 from . import run_arguments
 

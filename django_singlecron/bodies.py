@@ -1,0 +1,69 @@
+"""The job's own code: called, awaited where it is a coroutine, and looked at when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from asgiref.sync import async_to_sync
+
+from .calls import Call
+from .capture import OutputTail
+from .context import RunContext, run_context
+from .exceptions import InvalidTask
+from .interrupts import Deadline
+
+
+class Returned(NamedTuple):
+    """What a job came back with."""
+
+    value: Any
+    exit: SystemExit | None = None
+    """The `sys.exit(0)` by which it ended, to go on outward after the commit."""
+
+
+def call_body(call: Call, tail: OutputTail, deadline: Deadline | None) -> Returned:
+    """Run the job's code, to its end if it is a coroutine.
+
+    Raises what it raises; but `sys.exit(0)`, which is a way to succeed, is returned.
+    """
+    pid = os.getpid()
+    try:
+        value = call.body(tail)
+        if inspect.iscoroutine(value):
+            value = async_to_sync(_await)(value, deadline)
+    except SystemExit as error:
+        if error.code not in (None, 0) or os.getpid() != pid:
+            raise
+        return Returned(None, error)
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise InvalidTask(f'The job "{call.job}" returned a generator, so none of its code ran.')
+    return Returned(value)
+
+
+@contextmanager
+def inside(context: RunContext) -> Iterator[None]:
+    """Let `current_run()` be the context's run in the block."""
+    before = run_context.set(context)
+    try:
+        yield
+    finally:
+        run_context.reset(before)
+
+
+async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:
+    task = asyncio.current_task()
+    if deadline is not None and task is not None:
+        deadline.interrupt_with(partial(_cancel, task, asyncio.get_running_loop()))
+    return await coroutine
+
+
+def _cancel(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+    # A loop that is closed by now has ended the coroutine.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(task.cancel)

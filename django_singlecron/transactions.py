@@ -1,0 +1,72 @@
+"""The transaction that a run needs: what is refused before it, and what a job may have done to it."""
+
+from __future__ import annotations
+
+from django.db import DatabaseError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+
+from .context import Run
+from .database import sqlstate
+from .exceptions import LockLost, OuterTransaction, TransactionBroken
+
+
+def refuse_outer_transaction(connection: BaseDatabaseWrapper, job: str, outer: Run | None) -> None:
+    """Raise `OuterTransaction` when a run would become part of a transaction that is not its own.
+
+    Arguments: `outer`, the run that this is inside of, if any.
+    """
+    alias = connection.alias
+    if connection.in_atomic_block and not in_test_case(connection):
+        if outer is not None and outer.using == alias:
+            raise OuterTransaction(
+                f'The job "{job}" did not run: it was called inside the job "{outer.name}", whose '
+                "transaction would take in its work, its lock and its record. Call its .func to make it part of "
+                f'"{outer.name}", or call it after the commit: '
+                "django.db.transaction.on_commit(task)."
+            )
+        raise OuterTransaction(
+            f'The job "{job}" did not run: it was called inside a transaction on the database "{alias}", which '
+            "would keep its lock after the job and take its failure record back. Call it outside "
+            "transaction.atomic(), or through django.db.transaction.on_commit; a view under ATOMIC_REQUESTS needs "
+            "@transaction.non_atomic_requests; .func is the job without its lock."
+        )
+    if not connection.in_atomic_block and not connection.settings_dict["AUTOCOMMIT"]:
+        raise OuterTransaction(
+            f'The job "{job}" did not run: the database "{alias}" has AUTOCOMMIT off, so what its history says '
+            "would not be committed. Remove that setting."
+        )
+    if not connection.in_atomic_block and connection.connection is not None and not connection.autocommit:
+        raise OuterTransaction(
+            f'The job "{job}" did not run: set_autocommit(False) left the database "{alias}" in a transaction. '
+            "Commit it and set autocommit again before."
+        )
+
+
+def explain_broken_transaction(run: Run, error: DatabaseError) -> None:
+    """Raise `TransactionBroken` from an error that says that the transaction cannot be committed; pass on any other."""
+    if isinstance(error, TransactionManagementError) or sqlstate(error) == "25P02":
+        raise TransactionBroken(
+            f'The job "{run.name}" caught a database error and went on, or asked for a rollback, so its work '
+            "cannot be committed. Wrap the statement that may fail in transaction.atomic()."
+        ) from error
+
+
+def is_closed(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the connection to the server is gone, as far as the driver knows."""
+    return connection.connection is None or bool(getattr(connection.connection, "closed", False))
+
+
+def lock_lost(run: Run, how: str) -> LockLost:
+    """Return the error of a run that lost its lock; `how` says by what it did."""
+    return LockLost(
+        f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run '
+        "it meanwhile, and earlier writes may be committed. Inside a job use transaction.atomic(), which becomes a "
+        "savepoint."
+    )
+
+
+def in_test_case(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the connection is in the transaction that a TestCase wraps round its test, and in no other."""
+    # The mark by which Django lets a durable block be a savepoint of its TestCase.
+    return bool(connection.atomic_blocks) and getattr(connection.atomic_blocks[-1], "_from_testcase", False)
