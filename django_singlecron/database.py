@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
+from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
@@ -21,9 +22,12 @@ TRIES = 5
 
 
 def clock(connection: BaseDatabaseWrapper) -> datetime:
-    """Return the time by the database's clock; by this process's where the database has none of its own."""
+    """Return the time by the database's clock; by this process's where the database has none of its own.
+
+    With a time zone, also in a project that has `USE_TZ` off.
+    """
     if connection.vendor != "postgresql":
-        return timezone.now()
+        return aware(timezone.now())
 
     def ask() -> datetime:
         with connection.cursor() as cursor:
@@ -31,7 +35,19 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
             now: datetime = cursor.fetchone()[0]
         return now
 
-    return reconnecting(connection, ask)
+    return aware(reconnecting(connection, ask))
+
+
+def aware(moment: datetime) -> datetime:
+    """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+
+
+def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
+    """Return a moment as the database takes it."""
+    if settings.USE_TZ or connection.vendor == "postgresql":
+        return moment
+    return timezone.make_naive(moment)
 
 
 def read_committed(connection: BaseDatabaseWrapper) -> None:

@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from . import capture
-from .database import reconnecting, refusal, try_again
+from .database import aware, reconnecting, refusal, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
@@ -137,9 +137,9 @@ class Claim(NamedTuple):
     """What must not have happened before, for an attempt to run."""
 
     now: datetime
-    """The moment of the attempt, by the database's clock."""
+    """The moment of the attempt, by the database's clock; with a time zone."""
     slot: datetime | None
-    """The slot that no run may have taken: by its success, or by any end of it where there is no retry."""
+    """The slot, as it is stored, that no run may have taken: by its success, or by any end of it where there is no retry."""
     retry: bool
     min_interval: timedelta | None
     """How long ago the last run must have started."""
@@ -150,6 +150,11 @@ class Earlier(NamedTuple):
 
     skip_reason: str
     run: Holder
+
+    @property
+    def takes_slot(self) -> bool:
+        """Whether it took the slot, and did not merely run a short time ago."""
+        return self.skip_reason == JobRun.SkipReason.ALREADY_RAN
 
 
 class Row(NamedTuple):
@@ -367,7 +372,7 @@ def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, exc
             return Earlier(JobRun.SkipReason.ALREADY_RAN.value, _as_holder(taker))
     if claim.min_interval is not None:
         last = ended.first()
-        if last is not None and last.started_at > claim.now - claim.min_interval:
+        if last is not None and aware(last.started_at) > claim.now - claim.min_interval:
             return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
     return None
 

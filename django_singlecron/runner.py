@@ -97,7 +97,7 @@ class Runner:
         except RaceLost:
             return self._skipped_after_probe()
         except SlotTaken as taken:
-            return self._skipped_after_all(taken.earlier)
+            return self._skipped_after_all(taken.earlier or self._find_taker())
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
             self._record_end(context, error)
@@ -121,13 +121,17 @@ class Runner:
         try:
             now = database.clock(self.connection)
             self.slot = call.slot or (slot_at(call.plan, now) if call.plan else None)
-            self.claim = Claim(now, self.slot, call.retry, call.min_interval)
+            stored = database.storable(self.connection, self.slot) if self.slot else None
+            self.claim = Claim(now, stored, call.retry, call.min_interval)
             earlier = history.find_earlier(self.connection, call.job, self.claim)
         except Error as error:
             raise database.refusal(error, call.job, call.using) from error
-        forced_again = call.force and earlier is not None
-        self.attempt = self.attempt._replace(slot=None if forced_again else self.slot)
-        return None if call.force else earlier
+        self.attempt = self.attempt._replace(slot=stored)
+        if earlier is None or not call.force:
+            return earlier
+        if earlier.takes_slot:
+            self.attempt = self.attempt._replace(slot=None)
+        return None
 
     # The steps, in their order. What differs in a TestCase or without a lock is overridden elsewhere.
 
@@ -171,8 +175,9 @@ class Runner:
             return
         if not self.call.force:
             raise SlotTaken(earlier)
-        if self.attempt.slot is not None:
+        if earlier.takes_slot and self.attempt.slot is not None:
             history.give_slot_up(self.connection, self.row.id)
+            self.attempt = self.attempt._replace(slot=None)
 
     def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
@@ -231,6 +236,8 @@ class Runner:
                     try:
                         self.mark_succeeded(context.run)
                     except IntegrityError as error:
+                        if self.attempt.slot is None:
+                            raise
                         # The unique index on the slot, which holds even where the lock did not.
                         raise SlotTaken(None) from error
             except BaseException:
@@ -304,11 +311,13 @@ class Runner:
             run_id = row.pk
         return self._skip(run_id, earlier.run, earlier.skip_reason)
 
+    def _find_taker(self) -> Earlier | None:
+        """Say that the work is rolled back, and return the run whose success took the slot meanwhile."""
+        announcements.rolled_back(self.call.job, self.row.id)
+        return history.find_earlier(self.connection, self.call.job, cast("Claim", self.claim), except_run=self.row.id)
+
     def _skipped_after_all(self, earlier: Earlier | None) -> Outcome[Any]:
-        """Record that the work is rolled back, since another run's success took the slot."""
-        if earlier is None and self.claim is not None:
-            announcements.rolled_back(self.call.job, self.row.id)
-            earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
+        """Turn the attempt into a skip; another run's success took its slot, or it came too soon after another."""
         reason = earlier.skip_reason if earlier else JobRun.SkipReason.ALREADY_RAN.value
         taker = earlier.run if earlier else None
         history.mark_skipped(

@@ -149,13 +149,12 @@ class Schedule:
     zone: tzinfo
 
     def since(self, moment: datetime) -> Iterator[datetime]:
-        before, dues = self._from_before(moment)
-        for due in dues:
-            if due > moment:
-                yield before
-                yield due
-                break
-            before = due
+        slot, dues = self._from_before(moment)
+        following = next(dues)
+        while following <= moment:
+            slot, following = following, next(dues)
+        yield slot
+        yield following
         yield from dues
 
     def describe(self) -> str:

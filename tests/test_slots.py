@@ -44,23 +44,24 @@ ZONES = [
     "Pacific/Auckland",
     "Asia/Kolkata",
 ]
-EXPRESSIONS = [
-    "30 2 * * *",
-    "0 2 * * *",
-    "30 0 * * *",
-    "0 0 * * *",
-    "30 1 * * *",
-    "15 1-3 * * *",
-    "10,50 1,2,3 * * *",
-    "*/20 2 * * *",
-    "0 3 * * SUN",
-    "0 */2 * * *",
-    "7 * * * *",
-    "*/15 * * * *",
-    "0 0 1 * *",
-    "0 9 1-7 * MON",
-    "59 23 L * *",
-]
+# Each with a time in which it is due at least once.
+EXPRESSIONS = {
+    "30 2 * * *": timedelta(days=2),
+    "0 2 * * *": timedelta(days=2),
+    "30 0 * * *": timedelta(days=2),
+    "0 0 * * *": timedelta(days=2),
+    "30 1 * * *": timedelta(days=2),
+    "15 1-3 * * *": timedelta(days=2),
+    "10,50 1,2,3 * * *": timedelta(days=2),
+    "*/20 2 * * *": timedelta(days=2),
+    "0 3 * * SUN": timedelta(days=8),
+    "0 */2 * * *": timedelta(hours=4),
+    "7 * * * *": timedelta(hours=4),
+    "*/15 * * * *": timedelta(hours=4),
+    "0 0 1 * *": timedelta(days=33),
+    "0 9 1-7 * MON": timedelta(days=33),
+    "59 23 L * *": timedelta(days=33),
+}
 
 zones = st.sampled_from(ZONES).map(ZoneInfo)
 seconds = st.integers(0, int((LAST - FIRST).total_seconds()) * 10)
@@ -120,15 +121,15 @@ def test_the_zones_change_their_clocks() -> None:
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_slots_are_the_due_times_of_cronsim_round_every_change_of_the_clock(expression: str, zone: str) -> None:
     plan = make_schedule(expression, ZoneInfo(zone))
-    # Far enough for a due time on either side, and so that cronsim starts in no repeated hour.
-    margin = timedelta(days=3 if expression.split()[2:] == ["*", "*", "*"] else 33)
+    # Far enough for a due time on either side of each moment, and so that cronsim starts in no repeated hour.
+    margin = timedelta(hours=3) + EXPRESSIONS[expression]
     for change in changes(zone):
         dues = by_cronsim(expression, zone, change - margin, change + margin)
-        for minutes in range(-150, 150, 43):
+        for minutes in (-95, -35, 5, 35, 95):
             moment = change + timedelta(minutes=minutes, seconds=13)
             position = bisect_right(dues, moment)
-            if 0 < position < len(dues):
-                assert list(islice(plan.since(moment), 2)) == dues[position - 1 : position + 1], moment
+            assert 0 < position < len(dues), moment
+            assert list(islice(plan.since(moment), 2)) == dues[position - 1 : position + 1], moment
 
 
 @given(plan=plans, moment=moments)
@@ -193,6 +194,16 @@ def test_half_past_two_happens_once_on_the_days_of_change(day: str, expected: st
     start = datetime.fromisoformat(day).replace(tzinfo=berlin)
     slots = list(slots_between(plan, start, start + timedelta(days=1)))
     assert [slot.isoformat() for slot in slots] == [expected]
+
+
+def test_a_due_time_whose_day_has_an_hour_twice_before_it_has_the_slot_of_its_day() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    plan = make_schedule("30 5 * * *", berlin)
+    noon = datetime(2025, 10, 26, 12, tzinfo=berlin)
+    assert [slot.isoformat() for slot in islice(plan.since(noon), 2)] == [
+        "2025-10-26T04:30:00+00:00",
+        "2025-10-27T04:30:00+00:00",
+    ]
 
 
 def test_a_day_begins_where_midnight_does_not_happen_and_at_the_first_of_two() -> None:
