@@ -28,7 +28,7 @@ class Run:
     """The alias of the database that holds the lock, the history and the work."""
     slot: datetime | None = None
     """The slot that the run is for, in the job's time zone; None when the job has no slots."""
-    draw_token: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+    _draw_token: Callable[[], int] | None = field(default=None, repr=False, compare=False)
     """Draws the token; None when the run holds no lock."""
 
     @cached_property
@@ -38,7 +38,7 @@ class Run:
         It is drawn from the history's sequence when it is first asked for, on the run's connection: a number that was
         drawn may cost the transaction an id of its own, which keeps vacuum from cleaning up while the job goes on.
         """
-        return None if self.draw_token is None else self.draw_token()
+        return None if self._draw_token is None else self._draw_token()
 
     @property
     def token_if_drawn(self) -> int | None:

@@ -88,6 +88,26 @@ def test_a_snippet_that_fails_is_an_error_with_its_place(tmp_path: Path) -> None
         Project(tmp_path, {}).try_out(Snippet(README, 1, "console", "$ exit 3"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("within target", "missed"),
+        ("missed.", "reached."),
+        ("verdict", "opinion"),
+        ("load average", "temperature"),
+        ("Python", "Snake"),
+    ],
+)
+def test_a_table_of_the_benchmark_that_contradicts_itself_is_an_error(old: str, new: str, tmp_path: Path) -> None:
+    document = ROOT / "docs" / "benchmarks.md"
+    [table] = [snippet.text for snippet in read_snippets(document) if snippet.language == "text"]
+    changed = re.sub(r"\n.*\Z", "\n1 missed.", table).replace("  missed", "  within target")
+    single = "  missed".join(changed.rsplit("  within target", 1))
+    Project(tmp_path, {}).try_out(Snippet(document, 1, "text", single))
+    with pytest.raises(AssertionError, match=r"benchmarks\.md:1 \(text\)"):
+        Project(tmp_path, {}).try_out(Snippet(document, 1, "text", single.replace(old, new, 1)))
+
+
 @pytest.mark.parametrize("line", ["60 2 * * * x", "0 24 * * * x", "0 2 * * x", "*/x 2 * * * x"])
 def test_a_crontab_that_cron_refuses_is_an_error(line: str) -> None:
     with pytest.raises(AssertionError):
@@ -174,7 +194,7 @@ def public(kind: type) -> list[str]:
         ("exceptions", ERRORS),
         ("signals", [name for name in vars(signals) if name.startswith("run_")]),
         ("results", [*parameters(RunResult), "ran"]),
-        ("runs", parameters(Run)),
+        ("runs", [*(name for name in parameters(Run) if not name.startswith("_")), "token"]),
         ("fields", [field.name for field in JobRun._meta.concrete_fields]),
         ("querysets", public(JobRunQuerySet)),
     ],

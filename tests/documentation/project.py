@@ -17,6 +17,7 @@ import yaml
 from django.db import connection
 from django_crontab.crontab import Crontab
 
+from tests.documentation.bench import check_bench_output
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.snippets import README, ROOT, Snippet, read_snippets
 
@@ -113,6 +114,7 @@ class Project:
             "yaml": self._try_kubernetes,
             "ini": self._try_pgbouncer,
             "sql": self._try_sql,
+            "text": check_bench_output,
         }
         assert snippet.language in trials, f"{snippet.place}: nothing tries snippets of this language"
         try:
