@@ -139,7 +139,7 @@ class Claim(NamedTuple):
     now: datetime
     """The moment of the attempt, by the database's clock; with a time zone."""
     slot: datetime | None
-    """The slot, as it is stored, that no run may have taken: by its success, or by any end of it where there is no retry."""
+    """The slot, as it is stored. No run may have taken it: by its success, or by any end where there is no retry."""
     retry: bool
     min_interval: timedelta | None
     """How long ago the last run must have started."""

@@ -75,7 +75,8 @@ def test_what_is_no_duration_is_refused(option: str, value: Any) -> None:
 
 @pytest.mark.parametrize("option", ["min_interval", "max_duration", "grace"])
 @pytest.mark.parametrize(
-    ("value", "duration"), [(None, None), (90, timedelta(seconds=90)), (0.5, timedelta(seconds=0.5)), (timedelta(1),) * 2]
+    ("value", "duration"),
+    [(None, None), (90, timedelta(seconds=90)), (0.5, timedelta(seconds=0.5)), (timedelta(1),) * 2],
 )
 def test_durations(option: str, value: Any, duration: timedelta | None) -> None:
     assert getattr(check_options(schedule="@daily", **{option: value}), option) == duration

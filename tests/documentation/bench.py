@@ -19,7 +19,7 @@ def check_bench_output(text: str) -> None:
     missed = 0
     for row in rows:
         what, product, _, figure, target, verdict = _cells(row, starts)
-        assert what and figure and (product or target), row
+        assert all([what, figure, product or target]), row
         assert verdict in (("within target", "missed", "") if target else ("",)), row
         missed += verdict == "missed"
     assert summary == (f"{missed} missed." if missed else "All within target."), summary
