@@ -62,7 +62,7 @@ class RunResult(Generic[T]):
     skip_reason: str | None = None
     """Why it was skipped, such as `"locked"`; None when it ran."""
     held_by: int | None = None
-    """The id of the run that held the lock; None when it ran, or when the holder left no row."""
+    """The id of the run that held the lock or took the slot; None when it ran, or when the holder left no row."""
     run_id: int | None = None
     """The id of this attempt's `JobRun` row; None when skips are not recorded."""
 
