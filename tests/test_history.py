@@ -53,7 +53,7 @@ def running_row(**values: Any) -> JobRun:
     }
     # Not on this thread's connection, which may be in a run's transaction.
     with database_alias("recorder") as alias:
-        row = JobRun.objects.using(alias).create(job="job", outcome="acquired", status="running", **values)
+        row = JobRun.objects.using(alias).create(**{"job": "job", "outcome": "acquired", "status": "running", **values})
     row._state.db = "default"
     return row
 
@@ -114,6 +114,52 @@ def test_a_holder_is_known_by_its_session_though_others_read_running() -> None:
         other.connection.rollback()
     assert result.held_by == holder.pk
     assert JobRun.objects.get(pk=result.run_id).held_by_id == holder.pk
+
+
+def test_the_only_run_that_reads_running_since_long_is_the_holder_though_its_session_has_another_name() -> None:
+    with session() as other:
+        long_ago = other.one("SELECT clock_timestamp() - interval '2 seconds'")
+        holder = running_row(started_at=long_ago, **live(other))
+        with hold_lock("job"):
+            result = job(write)()
+    assert result.held_by == holder.pk
+
+
+@contextmanager
+def lock_that_is_let_go(then: Callable[[], None]) -> Iterator[Session]:
+    """Hold the job's lock until an attempt that it kept from running asks who holds it."""
+    with session() as other:
+        other.connection.set_autocommit(False)
+        assert other.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+
+        def let_go() -> None:
+            other.connection.rollback()
+            then()
+
+        with before_statement("SELECT named.id", let_go):
+            yield other
+        other.connection.rollback()
+
+
+def test_a_holder_that_was_killed_as_it_was_asked_for_is_named() -> None:
+    with session() as killed:
+        holder = running_row(**live(killed))
+    with lock_that_is_let_go(lambda: None):
+        result = job(write)()
+    assert (result.ran, result.held_by) == (False, holder.pk)
+
+
+def test_a_holder_whose_end_was_written_right_before_the_attempt_was_committing_and_is_named() -> None:
+    holders: list[JobRun] = []
+
+    def tell() -> None:
+        skip = JobRun.objects.skipped().get()
+        moment = skip.started_at - dt.timedelta(milliseconds=1)
+        holders.append(running_row(status="succeeded", started_at=moment, finished_at=moment))
+
+    with lock_that_is_let_go(tell):
+        result = job(write)()
+    assert (result.ran, result.held_by) == (False, holders[0].pk)
 
 
 def test_skips_that_are_not_recorded_leave_no_row_and_name_the_holder_all_the_same() -> None:

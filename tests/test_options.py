@@ -51,6 +51,7 @@ def test_without_a_time_zone_the_projects_counts_when_it_is_asked_for(settings: 
         ({"schedule": ""}, "has 0 fields"),
         ({"schedule": "0 0 2 * * *"}, "has a field for seconds"),
         ({"once_per": "day", "retry": None}, "retry=None is neither True nor False"),
+        ({"http": 1}, "http=1 is neither True nor False"),
         ({"retry": False}, "timezone= and retry= say how slots are used, and need once_per= or schedule="),
         ({"timezone": "UTC"}, "timezone= and retry= say how slots are used"),
         ({"grace": 60}, "grace= says how late a scheduled run may be, and needs schedule="),
@@ -61,7 +62,7 @@ def test_without_a_time_zone_the_projects_counts_when_it_is_asked_for(settings: 
         ({"once_per": "day", "timezone": 1}, "timezone=1 is no time zone"),
     ],
 )
-def test_what_makes_no_slots_is_refused(options: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidTask, match=says.replace("(", r"\(")):
         check_options(**options)
 
