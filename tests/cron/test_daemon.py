@@ -88,12 +88,11 @@ def wait_for_the_runs_of(
     """Wait until both replicas have ended their attempts for each slot; return them by job and slot."""
     attempts = JobRun.objects.filter(slot__in=slots).exclude(status="running")
     expected = len(JOBS) * len(slots) * len(replicas)
-    wait_until(
-        lambda: attempts.count() >= expected,
-        what=f"{expected} attempts; there are {list(JobRun.objects.values_list('job', 'slot', 'status'))}, "
-        f"and the replicas wrote {[replica.log for replica in replicas]}",
-        seconds=MINUTES * 60,
-    )
+    try:
+        wait_until(lambda: attempts.count() >= expected, what=f"{expected} attempts", seconds=MINUTES * 60)
+    except AssertionError as error:
+        recorded = list(JobRun.objects.values_list("job", "slot", "status"))
+        raise AssertionError(f"There are {recorded}; {[replica.log for replica in replicas]}") from error
     found = defaultdict(list)
     for run in attempts:
         found[run.job, run.slot].append(run)
