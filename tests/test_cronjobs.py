@@ -343,4 +343,6 @@ def test_settings_import_no_task(tmp_path: Path) -> None:
 
 def test_the_checks_complain_of_nothing_that_it_made(bookshop: Path, settings: Any) -> None:
     settings.CRONJOBS = cronjobs("bookshop.cron")
+    # Where the tests run, the clocks may show any time.
+    settings.SILENCED_SYSTEM_CHECKS = ["django_singlecron.W005"]
     call_command("check", fail_level="WARNING")

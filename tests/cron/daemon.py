@@ -20,6 +20,7 @@ from tests.support.services import service_missing
 
 PROGRAM, CRONTAB = "/usr/sbin/cron", "/usr/bin/crontab"
 PID_FILE = Path("/run/crond.pid")
+COMMENT = "django-singlecron test"
 CHECKOUT = Path(__file__).with_name("checkout")
 
 
@@ -67,17 +68,22 @@ def cron_daemon() -> Iterator[None]:
 @contextmanager
 def own_crontab() -> Iterator[None]:
     """Let root's crontab be empty for a while."""
-    before = subprocess.run([CRONTAB, "-l"], capture_output=True)
-    if before.returncode == 0:
-        subprocess.run([CRONTAB, "-r"], check=True)
+    table = subprocess.run([CRONTAB, "-l"], capture_output=True, text=True).stdout
+    # Without what a test left that was killed.
+    before = "".join(line for line in table.splitlines(keepends=True) if COMMENT not in line)
+    remove_crontab()
     try:
         yield
     finally:
-        if before.returncode == 0:
-            subprocess.run([CRONTAB, "-"], input=before.stdout, check=True)
-        else:
-            # Fails when there is none.
-            subprocess.run([CRONTAB, "-r"], stderr=subprocess.DEVNULL)
+        remove_crontab()
+        if before:
+            subprocess.run([CRONTAB, "-"], input=before, text=True, check=True)
+
+
+def remove_crontab() -> None:
+    """Remove root's crontab, if there is one."""
+    subprocess.run([CRONTAB, "-r"], stderr=subprocess.DEVNULL)
+    assert subprocess.run([CRONTAB, "-l"], capture_output=True).returncode == 1
 
 
 class Checkout:
@@ -85,10 +91,11 @@ class Checkout:
 
     def __init__(self, directory: Path, database: str, hang: Path) -> None:
         self.directory = directory
+        self.hang = hang
         shutil.copytree(CHECKOUT, directory)
         for package in (Path(django_singlecron.__file__).parent, ROOT / "testproject"):
             shutil.copytree(package, directory / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        settings = {"name": f"singlecron test: {directory.name}", "database": database, "hang": str(hang)}
+        settings = {"name": f"{COMMENT}: {directory.name}", "database": database, "hang": str(hang)}
         (directory / "replica.json").write_text(json.dumps(settings))
 
     def crontab(self, subcommand: str) -> str:

@@ -44,7 +44,7 @@ def replicas(transactional_db: None, tmp_path: Path) -> Iterator[list[Checkout]]
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_slot_runs_once_and_a_killed_run_is_lost(replicas: list[Checkout]) -> None:
-    killed = wait_for_a_hanging_run()
+    killed = wait_for_the_hanging_run(replicas[0].hang)
     wait_until(lambda: JobRun.objects.filter(held_by=killed), what="the other replica's skip", seconds=45)
     os.kill(killed.pid, signal.SIGKILL)
 
@@ -74,12 +74,13 @@ def test_each_slot_runs_once_and_a_killed_run_is_lost(replicas: list[Checkout]) 
     assert_cron_gave_nothing(replicas)
 
 
-def wait_for_a_hanging_run() -> JobRun:
+def wait_for_the_hanging_run(hang: Path) -> JobRun:
     """Wait until the first minute begins, in which one replica takes the file away that makes a run hang."""
-    [run] = wait_until(
-        lambda: JobRun.objects.filter(job="hanging", status="running"), what="a run that hangs", seconds=90
-    )
-    return run
+    wait_until(lambda: not hang.exists(), what="a run that hangs", seconds=90)
+    runs = JobRun.objects.filter(job="hanging", status="running")
+    # Another may be about to find that it came too late for the lock.
+    wait_until(lambda: runs.count() == 1, what="one run alone")
+    return runs.get()
 
 
 def wait_for_the_runs_of(
