@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, tzinfo
 from typing import Any
 
 from django.apps import AppConfig
@@ -17,8 +18,9 @@ from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.utils import timezone
 
-from . import registry
+from . import cronjobs, registry
 from .conf import SETTING, Settings, find_problems, get_settings
 from .decorators import SingletonTask
 
@@ -173,6 +175,47 @@ def check_history(tasks: Tasks, databases: Sequence[str]) -> Iterator[CheckMessa
             )
 
 
+def check_schedules(tasks: Tasks, jobs: Sequence[cronjobs.Job]) -> Iterator[CheckMessage]:
+    """W004: django-crontab starts a task by other expressions than its own `schedule=`."""
+    for task, expressions in cronjobs.find_disagreements(tasks, jobs):
+        shown = " and ".join(f'"{expression}"' for expression in expressions)
+        target, own = cronjobs.target_of_task(task), task.options.schedule
+        yield _warning(
+            "W004",
+            f'CRONJOBS starts {target} at {shown}, but its schedule= is "{own}".',
+            "Write it once: CRONJOBS = cronjobs(), from django_singlecron.cronjobs.",
+        )
+
+
+def check_zones(tasks: Tasks, jobs: Sequence[cronjobs.Job], machine: tzinfo, now: datetime) -> Iterator[CheckMessage]:
+    """W005: cron, which fires by the machine's time zone, starts a task at other moments than it is due."""
+    for task in cronjobs.find_started(tasks, jobs):
+        if cronjobs.fires_at_other_times(task, machine, now):
+            zone = task.options.timezone or timezone.get_default_timezone()
+            yield _warning(
+                "W005",
+                f"cron on this machine fires in {machine}, so {cronjobs.target_of_task(task)} is not started when it "
+                f'is due: schedule="{task.options.schedule}" is in {zone}.',
+                f'Give the machine that time zone, or the task timezone="{machine}" and a schedule in it.',
+            )
+
+
+def check_left_out(tasks: Tasks, jobs: object) -> Iterator[CheckMessage]:
+    """W006: a task with a schedule has no entry in what `cronjobs()` makes, since django-crontab cannot start it."""
+    if not isinstance(jobs, cronjobs.CronJobs):
+        return
+    started = set(map(id, cronjobs.find_started(tasks, jobs.written)))
+    for task in tasks:
+        if task.options.schedule is None or id(task) in started or not jobs.covers(task.__module__):
+            continue
+        if obstacle := cronjobs.obstacle(task):
+            yield _warning(
+                "W006",
+                f"cronjobs() leaves {cronjobs.target_of_task(task)} out: {obstacle}.",
+                "Add an entry that starts it, or start it by other means and name the modules: cronjobs(…).",
+            )
+
+
 def _is_postgresql(alias: str) -> bool:
     return connections[alias].vendor == "postgresql"
 
@@ -185,6 +228,9 @@ def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
         return found
     failures = registry.autodiscover()
     tasks, settings = registry.tasks(), get_settings()
+    # What cronjobs() gives cannot be read while modules are missing.
+    written = None if failures else getattr(django_settings, "CRONJOBS", None)
+    jobs: Sequence[cronjobs.Job] = list(written or ())
     return [
         *check_imports(failures),
         *check_databases(tasks, django_settings.DATABASES, locking=settings.locking),
@@ -193,6 +239,9 @@ def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
         *check_cronjobs(tasks, registry.cronjob_targets()),
         *check_tokens(settings.tokens),
         *check_locking(settings, debug=django_settings.DEBUG),
+        *check_schedules(tasks, jobs),
+        *check_zones(tasks, jobs, cronjobs.machine_zone(), timezone.now()),
+        *check_left_out(tasks, written),
     ]
 
 

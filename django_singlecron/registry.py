@@ -53,14 +53,14 @@ def _find_imported(name: str) -> SingletonTask[Any, Any] | None:
     return next((task for task in tasks() if task.name == name), None)
 
 
-def autodiscover() -> list[ImportFailure]:
-    """Import what may hold tasks; return what could not be imported.
+def autodiscover(*also: str) -> list[ImportFailure]:
+    """Import what may hold tasks, and the modules `also`; return what could not be imported.
 
     That is each app's `cron` module, the modules that `CRONJOBS` names, and those of the apps' commands whose source
     speaks of singlecron.
     """
     failures = []
-    for module in sorted({*_cron_modules(), *_cronjobs_modules(), *_command_modules()}):
+    for module in sorted({*also, *_cron_modules(), *_cronjobs_modules(), *_command_modules()}):
         if module in sys.modules:
             continue
         try:
@@ -71,8 +71,10 @@ def autodiscover() -> list[ImportFailure]:
 
 
 def cronjob_targets() -> list[str]:
-    """Return the dotted paths that django-crontab's `CRONJOBS` calls."""
-    jobs = getattr(settings, "CRONJOBS", None) or ()
+    """Return the dotted paths that django-crontab's `CRONJOBS` calls, as far as the settings name them."""
+    jobs = getattr(settings, "CRONJOBS", None)
+    # What cronjobs() gives cannot be iterated over here: it is made of the tasks that are being looked for.
+    jobs = getattr(jobs, "written", jobs) or ()
     return [job[1] for job in jobs if isinstance(job, list | tuple) and len(job) > 1 and isinstance(job[1], str)]
 
 
@@ -83,6 +85,7 @@ def _cron_modules() -> Iterator[str]:
 
 
 def _cronjobs_modules() -> Iterator[str]:
+    yield from getattr(getattr(settings, "CRONJOBS", None), "modules", ())
     for target in cronjob_targets():
         module, dot, _ = target.rpartition(".")
         if dot:

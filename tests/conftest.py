@@ -14,6 +14,15 @@ from tests.support.sessions import Watcher, assert_nothing_left
 DATABASE_FIXTURES = ("db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="run the tests that take minutes, too")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.config.getoption("--run-slow"):
+        pytest.skip(f"Takes minutes: run it with pytest --run-slow {item.location[0]}")
+
+
 @pytest.fixture(scope="session")
 def watcher(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Watcher]:
     """Looks at the server's sessions and locks from outside the test database."""

@@ -4,9 +4,11 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.checks import CheckMessage, Tags
@@ -16,6 +18,7 @@ from django.db import connection, connections
 
 from django_singlecron import SingletonTask, checks, registry, singleton_task
 from django_singlecron.conf import Settings
+from django_singlecron.cronjobs import cronjobs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "checks.md"
 
@@ -151,6 +154,50 @@ def test_e009_a_coroutine_function_that_is_not_awaited() -> None:
     assert ids(found) == ["E009"]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "entries", "expected"),
+    [
+        ("0 2 * * *", ["0 3 * * *", "0 4 * * *"], ["W004"]),
+        ("0 2 * * *", ["0 3 * * *", "0  2 * * *"], []),
+        (None, ["0 3 * * *"], []),
+    ],
+)
+def test_w004_cronjobs_disagree_with_a_schedule(schedule: str | None, entries: list[str], expected: list[str]) -> None:
+    jobs = [(entry, "shop.cron.job") for entry in entries]
+    found = list(checks.check_schedules([make_task(schedule=schedule)], jobs))
+    assert ids(found) == expected
+    for message in found:
+        assert message.msg == (
+            'CRONJOBS starts shop.cron.job at "0 3 * * *" and "0 4 * * *", but its schedule= is "0 2 * * *".'
+        )
+
+
+def test_w005_cron_fires_in_another_zone() -> None:
+    jobs = [("0 2 * * *", "shop.cron.job")]
+    now = datetime(2026, 11, 29, tzinfo=timezone.utc)
+    tasks = [make_task(schedule="0 2 * * *", timezone="Europe/Berlin"), make_task(schedule="0 2 * * *")]
+    machine = ZoneInfo("Etc/UTC")
+    (message,) = found = list(checks.check_zones(tasks, jobs, machine, now))
+    assert ids(found) == ["W005"]
+    assert message.msg == (
+        "cron on this machine fires in Etc/UTC, so shop.cron.job is not started when it is due: "
+        'schedule="0 2 * * *" is in Europe/Berlin.'
+    )
+    assert ids(checks.check_zones(tasks, [], machine, now)) == []
+
+
+def test_w006_a_schedule_that_django_crontab_cannot_follow() -> None:
+    task = make_task(schedule="0 9 L * *")
+    (message,) = found = list(checks.check_left_out([task, make_task(schedule="0 9 * * *"), make_task()], cronjobs()))
+    assert ids(found) == ["W006"]
+    assert message.msg == "cronjobs() leaves shop.cron.job out: cron has no expression for '0 9 L * *'."
+    assert ids(checks.check_left_out([task], [("0 9 28-31 * *", "shop.cron.job")])) == []
+    assert ids(checks.check_left_out([task], cronjobs("bakery"))) == []
+    jobs = cronjobs()
+    jobs += [("0 9 28-31 * *", "shop.cron.job")]
+    assert ids(checks.check_left_out([task], jobs)) == []
+
+
 # Warnings
 
 
@@ -206,6 +253,7 @@ def test_deploy_checks_have_none_of_ours(db: None) -> None:
         ({"SINGLECRON": {"DATABASE": "nowhere"}}, ["E004"]),
         ({"SINGLECRON": {"LOCKING": False}, "DEBUG": False}, ["W001"]),
         ({"CRONJOBS": [("* * * * *", "no.such.module")]}, ["E003"]),
+        ({"CRONJOBS": cronjobs("no.such_module")}, ["E003"]),
     ],
 )
 def test_the_checks_are_registered(settings: Any, values: dict[str, Any], expected: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ from typing import Any
 
 import yaml
 from django.db import connection
-from django_crontab.crontab import Crontab
 
 from tests.documentation.bench import check_bench_output
 from tests.documentation.cron import check_schedule, commands_of
@@ -41,6 +41,12 @@ class Invoice(models.Model):
     month = models.CharField(max_length=7, default="2026-11")
     amount = models.DecimalField(max_digits=8, decimal_places=2)
     reminded = models.BooleanField(default=False)
+"""
+
+# What the crontab program does for django-crontab: list the table, and install one from a file.
+CRONTAB = """\
+#!/bin/sh
+if [ "$1" = -l ]; then cat {table}; else cp "$1" {table}; fi
 """
 
 LOCK_IS_HELD = """
@@ -74,9 +80,18 @@ class Project:
         (self.directory / "billing" / "models.py").write_text(MODELS)
         apps = ["billing", *(["django_singlecron"] if installed else [])]
         self._extend_settings(f"INSTALLED_APPS += {apps!r}\nDATABASES = {{'default': {self._database!r}}}\n")
+        self._make_crontab()
         if installed:
             self._write_command()
         self.shell("python manage.py migrate --run-syncdb")
+
+    def _make_crontab(self) -> None:
+        """Give django-crontab a table of its own, never that of whoever runs the tests."""
+        program, table = self.directory / "crontab", self.directory / "crontab.table"
+        table.touch()
+        program.write_text(CRONTAB.format(table=shlex.quote(str(table))))
+        program.chmod(0o755)
+        self._extend_settings(f"CRONTAB_EXECUTABLE = {str(program)!r}")
 
     def _write_command(self) -> None:
         """Write the command that the README's reader has decorated."""
@@ -112,7 +127,7 @@ class Project:
             "console": self._try_console,
             "crontab": self._try_crontab,
             "yaml": self._try_kubernetes,
-            "ini": self._try_pgbouncer,
+            "ini": self._try_ini,
             "sql": self._try_sql,
             "text": check_bench_output,
         }
@@ -140,11 +155,19 @@ class Project:
             self.python(text)
         elif path == SETTINGS:
             self._extend_settings(text)
-            for number in _numbers_of_cronjobs(text):
-                self.shell(f"python manage.py crontab run {number}")
+            if "CRONJOBS" in text:
+                self._run_cronjobs()
         else:
             (self.directory / path).write_text(text)
             self._unread.append(path.removesuffix(".py").replace("/", "."))
+
+    def _run_cronjobs(self) -> None:
+        """Install what the settings say by django-crontab, and run each line once."""
+        self.shell("python manage.py crontab add --verbosity 0")
+        commands = list(commands_of((self.directory / "crontab.table").read_text()))
+        assert commands, "the settings put nothing into the crontab"
+        for command in commands:
+            self.shell(command)
 
     def _try_console(self, text: str) -> None:
         for command, expected in _read_console(text):
@@ -196,6 +219,23 @@ class Project:
         for container in pod["containers"]:
             self.shell(shlex.join(container["command"]))
 
+    def _try_ini(self, text: str) -> None:
+        unit = re.match(r"# ([\w-]+\.(?:service|timer))\n", text)
+        if unit:
+            self._try_systemd(unit[1], text.replace("/srv/mysite", str(self.directory)))
+        else:
+            self._try_pgbouncer(text)
+
+    def _try_systemd(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+        parser = ConfigParser(interpolation=None)
+        parser.read_string(text)
+        for command in parser.get("Service", "ExecStart", fallback="").splitlines():
+            self.shell(command)
+        # Where there is no systemd, a unit is only read.
+        analyze = shutil.which("systemd-analyze") or "true"
+        self.shell(f"{analyze} verify {shlex.quote(str(self.directory / name))}")
+
     def _try_pgbouncer(self, text: str) -> None:
         parser = ConfigParser()
         parser.read_string(text)
@@ -231,14 +271,6 @@ def _path_of(text: str) -> str | None:
     """Return the file that a snippet says it is, in its first line."""
     match = re.match(r"# (\S+\.py)\n", text)
     return match and match[1]
-
-
-def _numbers_of_cronjobs(text: str) -> Iterator[str]:
-    """Yield by which numbers django-crontab's lines in the crontab call the jobs of a piece of the settings."""
-    names: dict[str, Any] = {"INSTALLED_APPS": [], "DATABASES": {"default": {}}}
-    exec(text, names)  # the documentation's own
-    for job in names.get("CRONJOBS", []):
-        yield Crontab()._Crontab__hash_job(job)
 
 
 def _read_console(text: str) -> Iterator[tuple[str, list[str]]]:
