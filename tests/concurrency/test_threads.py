@@ -1,5 +1,6 @@
 """Many real connections in one process: one body at a time, whatever the timing, and every attempt recorded."""
 
+import os
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -55,9 +56,13 @@ def test_two_threads_share_a_decorated_function_and_leave_its_lock_free(watcher:
         assert watcher.advisory_locks() == []
 
 
+# Each round is 40 attempts in one process: more than a minute of two cores where CI is set, a quarter of it elsewhere.
+ROUNDS = 200 if os.environ.get("CI", "").lower() not in ("", "0", "false") else 50
+
+
 @pytest.mark.timeout(300)
 def test_in_200_rounds_of_40_threads_there_is_always_one_winner() -> None:
-    rounds, replicas = 200, 40
+    rounds, replicas = ROUNDS, 40
     bodies = [Body() for _ in range(rounds)]
     start = threading.Barrier(replicas)
 
@@ -67,13 +72,9 @@ def test_in_200_rounds_of_40_threads_there_is_always_one_winner() -> None:
 
     def replica(_: int) -> list[RunResult[None]]:
         results = []
-        try:
-            for number in range(rounds):
-                start.wait(DEADLINE)
-                results.append(bodies[number].note(job(number)))
-        except BaseException:
-            start.abort()
-            raise
+        for number in range(rounds):
+            start.wait(DEADLINE)
+            results.append(bodies[number].note(job(number)))
         return results
 
     by_replica = in_threads(replicas, replica, seconds=240)
