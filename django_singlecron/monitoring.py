@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.db import connections
 
@@ -28,8 +29,7 @@ LEFT JOIN pg_stat_activity AS session ON session.pid = held.pid
 _MOST_UNRECORDED = 1_000
 
 
-@dataclass(frozen=True)
-class Live:
+class Live(NamedTuple):
     """The locks that were held at one moment."""
 
     at: datetime

@@ -6,10 +6,9 @@ A slot is named by the instant at which it begins or, for a schedule, at which i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import takewhile
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from cronsim import CronSim, CronSimError
 
@@ -87,8 +86,7 @@ def slots_between(plan: Plan, since: datetime, until: datetime) -> Iterator[date
     return (slot for slot in takewhile(lambda slot: slot <= until, plan.since(since)) if slot >= since)
 
 
-@dataclass(frozen=True)
-class Calendar:
+class Calendar(NamedTuple):
     """Minutes, hours, days, weeks from Monday, or months, in a time zone."""
 
     unit: CalendarUnit
@@ -121,8 +119,7 @@ class Calendar:
         return day.astimezone(UTC)
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(NamedTuple):
     """Periods of one length, counted from 1970-01-01 UTC."""
 
     length: timedelta
@@ -138,8 +135,7 @@ class Fixed:
         return f"once per {self.length}"
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """The times at which a cron expression is due in a time zone, by the rules of Debian's cron.
 
     Daylight saving time: a job at a fixed time that a change skips or repeats runs once; see cron(8).
