@@ -1,6 +1,6 @@
 """Twenty replicas whose clocks are spread over twenty seconds, and a job of a millisecond: once in each slot.
 
-Two hundred slots where `FULL_SIZE` is set, forty elsewhere: each slot is twenty attempts, all in one process of two cores.
+Two hundred slots where `FULL_SIZE` is set, forty elsewhere: each slot is twenty attempts, all in one process.
 """
 
 import os

@@ -56,7 +56,7 @@ def test_two_threads_share_a_decorated_function_and_leave_its_lock_free(watcher:
         assert watcher.advisory_locks() == []
 
 
-# Each round is 40 attempts in one process: more than a minute of two cores where FULL_SIZE is set, a quarter of it elsewhere.
+# Each round is 40 attempts in one process: more than a minute where FULL_SIZE is set, a quarter of it elsewhere.
 ROUNDS = 200 if os.environ.get("FULL_SIZE") else 50
 
 
