@@ -16,7 +16,7 @@ from .decorators import Request, SingletonTask
 from .exceptions import InvalidSlot
 from .interrupts import Terminated
 from .models import JobRun
-from .slots import FIRST_YEAR, LAST_YEAR, slots_between
+from .slots import FIRST_YEAR, LAST_YEAR, UTC, slots_between
 
 MOST_SLOTS = 100_000
 
@@ -61,7 +61,7 @@ def _now(task: SingletonTask[Any, Any]) -> datetime:
 
 
 def succeeded_slots(job: str, using: str, slots: Sequence[datetime]) -> set[datetime]:
-    """Return which of the slots, in order, have a success of the job.
+    """Return which of the slots, in order, have a success of the job, in UTC.
 
     Of a name that holds arguments, none has: its runs find out one by one.
     """
@@ -69,7 +69,9 @@ def succeeded_slots(job: str, using: str, slots: Sequence[datetime]) -> set[date
         return set()
     runs = JobRun.objects.using(using).filter(job=job, slot__range=(slots[0], slots[-1])).succeeded()
     try:
-        return {slot for slot in runs.values_list("slot", flat=True) if slot is not None}
+        return {
+            database.aware(slot).astimezone(UTC) for slot in runs.values_list("slot", flat=True) if slot is not None
+        }
     except Error as error:
         raise database.refusal(error, job, using) from error
 
@@ -141,7 +143,7 @@ def fill(
     not_filled = []
     for slot in slots:
         how = "done already"
-        if slot not in done:
+        if slot.astimezone(UTC) not in done:
             progress.begins(slot)
             how = _run_slot(slot, run, progress, force=force, keep_going=keep_going)
         progress.ends(slot, how)

@@ -18,7 +18,7 @@ from .context import RunResult
 from .exceptions import InvalidName, InvalidSlot, InvalidTask
 from .keys import KeyOption, NameTemplate, bind_arguments, make_key
 from .options import TaskOptions, check_options
-from .slots import FIRST_YEAR, LAST_YEAR, CalendarUnit
+from .slots import FIRST_YEAR, LAST_YEAR, UTC, CalendarUnit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -188,7 +188,8 @@ class SingletonTask(Generic[P, R]):
             moment = moment.replace(tzinfo=plan.zone)
         slots = plan.since(moment)
         slot, following = next(slots), next(slots)
-        if slot != moment:
+        # In UTC: Python takes no two times for equal of which one is of a zone's repeated hour.
+        if slot != moment.astimezone(UTC):
             around = " and ".join(near.astimezone(plan.zone).isoformat() for near in (slot, following))
             raise InvalidSlot(f'{moment.isoformat()} is no slot of the job "{self.name}". The nearest are {around}.')
         return slot

@@ -360,8 +360,8 @@ def mark_skipped(
 def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, except_run: int = 0) -> Earlier | None:
     """Return the earlier run because of which the job shall not run now, if there is one.
 
-    Runs that read "running" do not count: if they hold the lock, that keeps this one from running, and if they were
-    killed, they will read "lost" before it is asked under the lock.
+    Runs that read "running" do not count: if they hold the lock, that keeps this one from running, and if they do not,
+    see `has_older_running`.
     """
     runs = JobRun.objects.using(connection.alias).for_job(job).acquired().exclude(pk=except_run)
     ended = runs.exclude(status=JobRun.Status.RUNNING).without_texts()
@@ -375,6 +375,12 @@ def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, exc
         if last is not None and aware(last.started_at) > claim.now - claim.min_interval:
             return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
     return None
+
+
+def has_older_running(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row) -> bool:
+    """Whether an attempt of the job and its key that was made before this one reads "running"."""
+    runs = JobRun.objects.using(connection.alias).running().filter(job=attempt.job)
+    return runs.filter(key=row.key, key_is_pair=attempt.key.is_pair, pk__lt=row.id).exists()
 
 
 def give_slot_up(connection: BaseDatabaseWrapper, run_id: int) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from django.db import connections
 
+from .database import aware
 from .models import JobRun
 from .slots import TOLERANCE, TOLERANCE_SHARE, Schedule
 
@@ -170,7 +171,9 @@ def find(using: str, wanted: Collection[tuple[str, datetime]]) -> dict[tuple[str
     jobs, slots = zip(*wanted, strict=True)
     with connections[using].cursor() as cursor:
         cursor.execute(_FIND, [list(jobs), list(slots)])
-        return {(job, slot): Found(run, status or "", *more) for job, slot, run, status, *more in cursor.fetchall()}
+        return {
+            (job, aware(slot)): Found(run, status or "", *more) for job, slot, run, status, *more in cursor.fetchall()
+        }
 
 
 def read(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from django.db import connections
 
+from .database import aware
 from .history import LOST_AFTER_SECONDS
 from .locks.postgres import APPLICATION_NAME_PREFIX
 from .models import JobRun
@@ -61,7 +62,7 @@ class Live(NamedTuple):
         return (
             run.status == JobRun.Status.RUNNING
             and run.lock != JobRun.LockKind.NONE
-            and run.started_at < self.at - timedelta(seconds=LOST_AFTER_SECONDS)
+            and aware(run.started_at) < self.at - timedelta(seconds=LOST_AFTER_SECONDS)
             and not self.holds(run)
         )
 
@@ -80,7 +81,7 @@ def look(using: str) -> Live | None:
         rows = cursor.fetchall()
     held = [row[1:] for row in rows if row[1] is not None]
     return Live(
-        at=rows[0][0],
+        at=aware(rows[0][0]),
         holders={(key, pair): name or "" for key, pair, name, _ in held},
         pids={(key, pair): pid for key, pair, _, pid in held},
     )

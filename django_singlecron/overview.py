@@ -17,7 +17,7 @@ from django.utils.timezone import get_default_timezone
 from . import monitoring, registry
 from .capture import error_message
 from .conf import get_settings
-from .database import sqlstate
+from .database import aware, sqlstate
 from .exceptions import SinglecronError
 from .models import JobRun
 from .monitoring import Live
@@ -212,12 +212,24 @@ def _read_history(using: str) -> dict[str, Past]:
         cursor.execute(_HISTORY)
         return {
             job: Past(
-                *(attempted_at, key, key_is_pair, first_slot, last_slot),
+                *(
+                    aware(attempted_at),
+                    key,
+                    key_is_pair,
+                    first_slot and aware(first_slot),
+                    last_slot and aware(last_slot),
+                ),
                 list(zip(ids or (), statuses or (), strict=True)),
-                Run(*ended) if ended[0] else None,
+                _make_run(*ended) if ended[0] else None,
             )
             for job, attempted_at, key, key_is_pair, first_slot, last_slot, ids, statuses, *ended in cursor.fetchall()
         }
+
+
+def _make_run(
+    run_id: int, status: str, host: str, started_at: datetime, finished_at: datetime | None, *error: str
+) -> Run:
+    return Run(run_id, status, host, aware(started_at), finished_at and aware(finished_at), *error)
 
 
 def _task_of(name: str, tasks: Iterable[SingletonTask[Any, Any]]) -> SingletonTask[Any, Any] | None:
@@ -234,7 +246,7 @@ def _make_job(name: str, task: SingletonTask[Any, Any] | None, past: Past | None
     last = past.ended if past else None
     lost = next((own[run] for run, status in statuses if status == "lost" and run in own), None)
     if lost is not None and (last is None or lost.pk > last.id):
-        last = Run(lost.pk, lost.status, lost.host, lost.started_at, None)
+        last = _make_run(lost.pk, lost.status, lost.host, lost.started_at, None)
     over = [status for _, status in statuses if status != "running"]
     failures = over.index("succeeded") if "succeeded" in over else len(over)
     return Job(name, task, past, running, last, failures)

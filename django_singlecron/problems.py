@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from . import ledger, monitoring
+from .database import aware
 from .ledger import Expectation, Fate, Found
 from .locks.postgres import APPLICATION_NAME_PREFIX
 from .models import JobRun
@@ -101,9 +102,9 @@ def of_job(job: Job, expected: Expectation | None, slots: Slots, seen: Overview,
         yield Problem(job.name, Kind.FAILING, text, last.finished_at or last.started_at, last.id)
     limit = job.task.options.max_duration if job.task else None
     run = job.running
-    if limit is not None and run is not None and seen.live.at - run.started_at > limit:
+    if limit is not None and run is not None and seen.live.at - aware(run.started_at) > limit:
         text = f"run {run.pk} on {run.host} (pid {run.pid}) has been running since {_readable(run.started_at, job)}"
-        yield Problem(job.name, Kind.RUNNING_TOO_LONG, text, run.started_at + limit, run.pk)
+        yield Problem(job.name, Kind.RUNNING_TOO_LONG, text, aware(run.started_at) + limit, run.pk)
 
 
 def _of_schedule(job: Job, expected: Expectation, slots: Slots, seen: Overview) -> Iterator[Problem]:

@@ -29,6 +29,9 @@ from .models import JobRun
 from .slots import slot_at
 from .transactions import explain_broken_transaction, is_closed, lock_lost, refuse_outer_transaction
 
+# How long a run waits until it looks again what became of an older attempt.
+IN_DOUBT_PAUSE_SECONDS = 0.02
+
 
 class RaceLost(Exception):
     """Another run took the lock since the probe."""
@@ -40,6 +43,10 @@ class SlotTaken(Exception):
     def __init__(self, earlier: Earlier | None) -> None:
         super().__init__()
         self.earlier = earlier
+
+
+class InDoubt(Exception):
+    """Another attempt may have run and not said so yet."""
 
 
 class Runner:
@@ -86,14 +93,22 @@ class Runner:
         try:
             if opened.holders:
                 self.mark_lost()
-            with transaction.atomic(using=self.call.using, durable=True):
-                self.hold(opened.isolation)
-                context = self._context()
-                self._look_again()
-                announcements.acquired(context.run)
-                if self.call.on_acquired is not None:
-                    self.call.on_acquired(self.row.id)
-                value = self._run_job(context)
+            while True:
+                try:
+                    with transaction.atomic(using=self.call.using, durable=True):
+                        self.hold(opened.isolation)
+                        context = self._context()
+                        self._look_again()
+                        announcements.acquired(context.run)
+                        if self.call.on_acquired is not None:
+                            self.call.on_acquired(self.row.id)
+                        value = self._run_job(context)
+                    break
+                except InDoubt:
+                    # The lock is let go meanwhile: the other attempt may be about to take it.
+                    context = None
+                    time.sleep(IN_DOUBT_PAUSE_SECONDS)
+                    self.mark_lost()
         except RaceLost:
             return self._skipped_after_probe()
         except SlotTaken as taken:
@@ -171,13 +186,23 @@ class Runner:
         if self.claim is None:
             return
         earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
-        if earlier is None:
-            return
         if not self.call.force:
-            raise SlotTaken(earlier)
-        if earlier.takes_slot and self.attempt.slot is not None:
+            if earlier is not None:
+                raise SlotTaken(earlier)
+            if self.is_in_doubt(self.claim):
+                raise InDoubt
+        if earlier is not None and earlier.takes_slot and self.attempt.slot is not None:
             history.give_slot_up(self.connection, self.row.id)
             self.attempt = self.attempt._replace(slot=None)
+
+    def is_in_doubt(self, claim: Claim) -> bool:
+        """Whether an older attempt reads "running", although this run has the lock.
+
+        It lost the race for the lock and is about to say so, or it ran, and its failure is not on record yet. That
+        matters where a failure counts as well. The younger of two waits for the older, so that one of them runs.
+        """
+        counts_failures = claim.min_interval is not None or (claim.slot is not None and not claim.retry)
+        return counts_failures and history.has_older_running(self.connection, self.attempt, self.row)
 
     def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""

@@ -11,7 +11,7 @@ from django.db import DatabaseError, transaction
 
 from . import history
 from .context import Run
-from .history import Opened, Row
+from .history import Claim, Opened, Row
 from .interrupts import Deadline
 from .locks import Sql
 from .locks.postgres import PostgresLock
@@ -40,6 +40,9 @@ class UnlockedRunner(Runner):
 
     def hold(self, isolation: str) -> None:
         return
+
+    def is_in_doubt(self, claim: Claim) -> bool:
+        return False
 
     def draw_token(self) -> Callable[[], int] | None:
         return None

@@ -13,7 +13,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import ledger, problems, registry
-from .database import read_committed
+from .database import aware, read_committed
 from .keys import make_key
 from .ledger import Expectation
 from .locks.postgres import PostgresLock
@@ -175,7 +175,7 @@ def _expect(job: Job, schedule: Schedule, watches: Mapping[str, JobWatch], now: 
     if watch is None:
         since = job.past.first_slot if job.past and job.past.first_slot else now
     else:
-        since = watch.watched_since if watch.schedule == _name_of(schedule) else now
+        since = aware(watch.watched_since) if watch.schedule == _name_of(schedule) else now
     return Expectation(job.name, schedule, job.task.options.grace if job.task else None, since)
 
 
