@@ -33,14 +33,9 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
         with connection.cursor() as cursor:
             cursor.execute("SELECT clock_timestamp()")
             now: datetime = cursor.fetchone()[0]
-        return aware(now)
+        return now
 
     return aware(reconnecting(connection, ask))
-
-
-def aware(moment: datetime) -> datetime:
-    """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
 def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
