@@ -33,14 +33,14 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
         with connection.cursor() as cursor:
             cursor.execute("SELECT clock_timestamp()")
             now: datetime = cursor.fetchone()[0]
-        return aware(now)
+        return now
 
     return aware(reconnecting(connection, ask))
 
 
 def aware(moment: datetime) -> datetime:
     """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
 
 
 def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
@@ -48,11 +48,6 @@ def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
     if settings.USE_TZ or connection.vendor == "postgresql":
         return moment
     return timezone.make_naive(moment)
-
-
-def aware(moment: datetime) -> datetime:
-    """Return a time as Django gave it with its time zone, which it leaves out when the project has `USE_TZ` False."""
-    return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
 
 
 def read_committed(connection: BaseDatabaseWrapper) -> None:
