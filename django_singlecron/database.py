@@ -38,16 +38,16 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
     return aware(reconnecting(connection, ask))
 
 
+def aware(moment: datetime) -> datetime:
+    """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
+    return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+
+
 def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
     """Return a moment as the database takes it."""
     if settings.USE_TZ or connection.vendor == "postgresql":
         return moment
     return timezone.make_naive(moment)
-
-
-def aware(moment: datetime) -> datetime:
-    """Return a time as Django gave it with its time zone, which it leaves out when the project has `USE_TZ` False."""
-    return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
 
 
 def read_committed(connection: BaseDatabaseWrapper) -> None:

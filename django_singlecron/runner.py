@@ -185,12 +185,12 @@ class Runner:
         """Step 3: ask again for an earlier run, in a statement that is younger than the lock and sees all before it."""
         if self.claim is None:
             return
+        # Asked first: an end that is recorded between the two is seen by the second.
+        if not self.call.force and self.is_in_doubt(self.claim):
+            raise InDoubt
         earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
-        if not self.call.force:
-            if earlier is not None:
-                raise SlotTaken(earlier)
-            if self.is_in_doubt(self.claim):
-                raise InDoubt
+        if earlier is not None and not self.call.force:
+            raise SlotTaken(earlier)
         if earlier is not None and earlier.takes_slot and self.attempt.slot is not None:
             history.give_slot_up(self.connection, self.row.id)
             self.attempt = self.attempt._replace(slot=None)
