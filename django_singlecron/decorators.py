@@ -168,7 +168,7 @@ class SingletonTask(Generic[P, R]):
         history; the lock is asked for all the same. `slot` is the slot to run for, one of the task's own, in place of
         the present one.
 
-        Raises `InvalidSlot` when the task has no such slot; else as a call.
+        Raises `InvalidSlot` when the task has no such slot, or that is still to come; else as a call.
         """
         return cast("R", self._run(args, kwargs, Request(force, None if slot is None else self.check_slot(slot))))
 

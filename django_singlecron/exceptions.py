@@ -64,7 +64,7 @@ class DatabaseUnavailable(RunRefused):
 
 
 class InvalidSlot(RunRefused, ValueError):
-    """A run was asked for a slot that the job does not have. The message names the nearest ones."""
+    """A run was asked for a slot that the job does not have, or not yet. The message names the nearest ones."""
 
 
 class LockLost(SinglecronError):

@@ -20,7 +20,7 @@ from .calls import Call, Outcome
 from .capture import OutputTail, capture_logging
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
-from .exceptions import ForkedRun, LockLost
+from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
 from .interrupts import Deadline, sigterm_raises
 from .locks import Hold, Sql
@@ -135,7 +135,7 @@ class Runner:
         self.refresh_connection()
         try:
             now = database.clock(self.connection)
-            self.slot = call.slot or (slot_at(call.plan, now) if call.plan else None)
+            self.slot = self._slot_at(now)
             stored = database.storable(self.connection, self.slot) if self.slot else None
             self.claim = Claim(now, stored, call.retry, call.min_interval)
             earlier = history.find_earlier(self.connection, call.job, self.claim)
@@ -147,6 +147,19 @@ class Runner:
         if earlier.takes_slot:
             self.attempt = self.attempt._replace(slot=None)
         return None
+
+    def _slot_at(self, now: datetime) -> datetime | None:
+        """Return the slot that is asked for, or else the present one; None for a job that has none."""
+        call = self.call
+        if call.plan is None:
+            return None
+        present = slot_at(call.plan, now)
+        if call.slot is not None and call.slot > present:
+            raise InvalidSlot(
+                f'The job "{call.job}" did not run: its slot of {call.slot.astimezone(call.plan.zone).isoformat()} is '
+                "still to come, and would be taken then."
+            )
+        return call.slot or present
 
     # The steps, in their order. What differs in a TestCase or without a lock is overridden elsewhere.
 

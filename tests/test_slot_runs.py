@@ -298,6 +298,14 @@ def test_a_job_that_waits_for_its_interval_may_be_forced_and_takes_its_slot_then
     assert task().skip_reason == "already_ran"
 
 
+@real_database
+def test_a_slot_that_is_still_to_come_is_not_taken_before() -> None:
+    task = job(write, schedule="0 2 1 * *")
+    with pytest.raises(InvalidSlot, match=r"2199-12-01T02:00:00\+00:00 is still to come"):
+        task.run(slot=datetime(2199, 12, 1, 2, tzinfo=UTC))
+    assert (written(), JobRun.objects.count()) == ([], 0)
+
+
 # Between the first look and the lock, and after it
 
 
