@@ -20,7 +20,8 @@ PLAIN_AFTER = timedelta(seconds=1)
 WAITS_SECONDS = [0.002 * 2**n for n in range(9)]
 
 # The run that holds a key at this moment: it named its session as it took the lock. Where the job gave its session
-# another name, or the role may not see that, the session itself tells, unless a pooler lent it for the attempt only.
+# another name, or the role may not see that, the session itself tells, unless a pooler lent it for the attempt only. Not
+# at the first look, whose rows may be older than the lock that it sees, and of an earlier attempt of that session.
 _FIND = f"""
 SELECT named.id, run.id, run.host, run.pid, run.started_at
 FROM {WANTED}
@@ -29,7 +30,7 @@ LEFT JOIN pg_stat_get_activity(held.pid) AS session ON true
 CROSS JOIN LATERAL (SELECT coalesce(
     substring(session.application_name FROM '^singlecron/([0-9]+) ')::bigint,
     (SELECT own.id FROM django_singlecron_jobrun AS own
-     WHERE own.key = wanted.key AND own.key_is_pair = wanted.is_pair AND own.status = 'running'
+     WHERE %s AND own.key = wanted.key AND own.key_is_pair = wanted.is_pair AND own.status = 'running'
        AND own.backend_pid = held.pid AND own.backend_start = session.backend_start
      LIMIT 1)) AS id) AS named
 LEFT JOIN django_singlecron_jobrun AS run ON run.id = named.id
@@ -64,7 +65,7 @@ def find(
     None when the holder is no run, or its row was deleted.
     """
     for asked, pause in enumerate(WAITS_SECONDS):
-        held = fetch_all(connection, Sql(_FIND, [row.key, attempt.key.is_pair]))
+        held = fetch_all(connection, Sql(_FIND, [row.key, attempt.key.is_pair, asked > 0]))
         if held:
             named, *run = held[0]
             if run[0] is not None:

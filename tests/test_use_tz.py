@@ -48,7 +48,7 @@ def test_a_slot_in_the_hour_that_happens_twice_is_the_one_that_was_meant() -> No
 
 
 def test_the_check_sees_what_is_wrong_with_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = singleton_task("without-zones", schedule="* * * * *", max_duration=60)(lambda: None)
+    task = singleton_task("without-zones", schedule="* * * * *", grace=1, max_duration=60)(lambda: None)
     monkeypatch.setattr("django_singlecron.registry._tasks", {"here": task})
     task()
     assert check(Look(writes=True)).problems == []
