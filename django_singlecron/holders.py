@@ -20,8 +20,8 @@ PLAIN_AFTER = timedelta(seconds=1)
 WAITS_SECONDS = [0.002 * 2**n for n in range(9)]
 
 # The run that holds a key at this moment: it named its session as it took the lock. Where the job gave its session
-# another name, or the role may not see that, the session itself tells, unless a pooler lent it for the attempt only. Not
-# at the first look, whose rows may be older than the lock that it sees, and of an earlier attempt of that session.
+# another name, or the role may not see that, the session itself tells, unless a pooler lent it for the attempt only.
+# Not at the first look, whose rows may be older than the lock that it sees, and of an earlier attempt of that session.
 _FIND = f"""
 SELECT named.id, run.id, run.host, run.pid, run.started_at
 FROM {WANTED}
