@@ -80,6 +80,24 @@ def test_a_role_that_may_not_draw_tokens_runs_without_them() -> None:
     assert (run.status, run.token) == ("succeeded", None)
 
 
+def test_a_connection_that_goes_before_the_lock() -> None:
+    def cut(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.strip().startswith("SELECT acquired,"):
+            with session() as other:
+                other.execute("SELECT pg_terminate_backend(%s)", backend)
+        return execute(sql, params, many, context)
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        backend = cursor.fetchone()[0]
+    with connection.execute_wrapper(cut):
+        refused(DatabaseUnavailable, "cannot be reached or used")
+    assert (JobRun.objects.get().status, JobRun.objects.get().error_class) == (
+        "failed",
+        "django_singlecron.exceptions.DatabaseUnavailable",
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"HOST": "127.0.0.1", "PORT": "1"}, {"NAME": "no_such_database"}, {"USER": "nobody_here"}],

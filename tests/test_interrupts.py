@@ -52,11 +52,9 @@ def _nothing_left_behind() -> Iterator[None]:
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     yield
     connection.close()
-    for thread in set(threading.enumerate()) - threads:
-        # The one in which asgiref runs a coroutine stays as long as a traceback knows of it, and pytest keeps those.
-        if not thread.name.startswith("ThreadPoolExecutor"):
-            thread.join(WAIT)
-            assert not thread.is_alive()
+    # The one in which asgiref runs a coroutine stays as long as a traceback knows of it, and pytest keeps those.
+    left = [t for t in threading.enumerate() if t not in threads and not t.name.startswith("ThreadPoolExecutor")]
+    assert not [thread for thread in left if thread.join(WAIT) or thread.is_alive()]
     assert (signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)) == handlers
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
