@@ -221,7 +221,7 @@ def test_a_job_that_has_not_written_has_no_transaction_id() -> None:
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("where", ["project", "session", "database"])
 def test_a_run_sees_what_the_one_before_it_committed_whatever_the_isolation_level(level: str, where: str) -> None:
-    from psycopg import IsolationLevel
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
     options: dict[str, Any] = {}
     if where == "project":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.test import override_settings
 
 from django_singlecron import backfill, database, singleton_task
@@ -38,6 +39,7 @@ def test_a_backfill_knows_what_is_done() -> None:
     assert backfill.succeeded_slots("without-zones", "default", slots) == {slots[1].astimezone(timezone.utc)}
 
 
+@pytest.mark.skipif(not is_psycopg3, reason="without USE_TZ, psycopg2 gives times that do not tell the two hours apart")
 def test_a_slot_in_the_hour_that_happens_twice_is_the_one_that_was_meant() -> None:
     task = singleton_task("without-zones", once_per="hour")(lambda: None)
     slots = backfill.slots_of_range(task, datetime(2025, 11, 2, 1), datetime(2025, 11, 2, 2))  # noqa: DTZ001  # in the task's zone
