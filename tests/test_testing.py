@@ -194,8 +194,9 @@ def test_without_locking(db: None, caplog: pytest.LogCaptureFixture, settings: A
 
 
 @pytest.fixture
-def sqlite(django_db_blocker: Any) -> Iterator[None]:
-    values = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+def sqlite(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
+    # A file: Django never closes a database in memory.
+    values = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite")}
     connections.settings["lite"] = connections.configure_settings({"default": {}, "lite": values})["lite"]
     with django_db_blocker.unblock():
         call_command("migrate", "django_singlecron", database="lite", verbosity=0)

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import django
@@ -441,10 +442,10 @@ def test_what_stands_in_the_way_is_unknown(
     assert check(capsys=capsys)[0] == 2
 
 
-def test_a_database_that_cannot_be_asked_is_unknown(add_task: AddTask) -> None:
+def test_a_database_that_cannot_be_asked_is_unknown(add_task: AddTask, tmp_path: Path) -> None:
     task = add_task()
     for changes, said in [
-        ({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}, "is sqlite, not PostgreSQL"),
+        ({"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite")}, "is sqlite, not PostgreSQL"),
         ({"HOST": "127.0.0.1", "PORT": "1"}, 'The database "other" cannot be asked: '),
         ({"NAME": "template1"}, "Run: manage.py migrate django_singlecron --database other"),
     ]:
