@@ -120,16 +120,16 @@ class Deadline:
         _set_async_exception(self._thread_id, Interruption)
 
     def _stop(self) -> None:
-        # An interruption may still arrive in here, until the watch has ended and what it left pending is cleared.
+        # An interruption may still arrive in here, until the watch has ended and what it left pending is raised.
         while True:
             try:
                 self._over.set()
                 self._watch.join()
-                if not self._by_signal:
-                    _set_async_exception(self._thread_id, None)
-                return
+                break
             except Interruption:
                 continue
+        if self.passed and self._interrupt == self._raise_in_thread:
+            _raise_pending(self._thread_id)
 
 
 def _own_socket(connection: BaseDatabaseWrapper) -> socket.socket:
@@ -142,11 +142,20 @@ def _shut_down(own_socket: socket.socket) -> None:
         own_socket.shutdown(socket.SHUT_RDWR)
 
 
-def _set_async_exception(thread_id: int, error: type[BaseException] | None) -> None:
+def _set_async_exception(thread_id: int, error: type[BaseException]) -> None:
     # https://docs.python.org/3/c-api/threads.html#c.PyThreadState_SetAsyncExc
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
-    )
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
+
+
+def _raise_pending(thread_id: int) -> None:
+    """Let this thread have no interruption pending, by raising one here in place of it.
+
+    Taking it back instead, as SetAsyncExc with NULL does, leaves Python 3.11 and older looking for it for ever: a
+    thread that is traced, for its coverage or by a debugger, then never gets on.
+    """
+    with suppress(Interruption):
+        while True:
+            _set_async_exception(thread_id, Interruption)
 
 
 @contextmanager
