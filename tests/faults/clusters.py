@@ -246,9 +246,14 @@ class Clusters:
         self._made.append(cluster)
         return cluster
 
-    def destroy(self, keep: int = 0) -> None:
-        while len(self._made) > keep:
-            self._made.pop().destroy()
+    def remove(self, cluster: Cluster) -> None:
+        """Stop a server and remove its data."""
+        self._made.remove(cluster)
+        cluster.destroy()
+
+    def destroy(self) -> None:
+        for cluster in reversed(self._made[:]):
+            self.remove(cluster)
 
 
 @contextmanager
