@@ -58,7 +58,7 @@ class Cluster:
     def make(self) -> None:
         """Make its data anew, with the project's tables in it, and leave it stopped."""
         self._own_directory()
-        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1"]
         self.run("initdb", "--pgdata", self.data, *options)
         # Whoever reaches it: it listens on addresses of this machine alone.
         with (self.data / "pg_hba.conf").open("a") as file:
@@ -271,6 +271,6 @@ def clusters_in_a_short_place() -> Iterator[Clusters]:
 
 def wait_until_caught_up(primary: Cluster, standby: Cluster) -> None:
     """Wait until all that is committed on the primary can be read on its standby."""
-    [(end,)] = primary.fetch("SELECT pg_current_wal_insert_lsn()::text")
+    [(end,)] = primary.fetch("SELECT pg_current_wal_flush_lsn()::text")
     query = "SELECT coalesce(pg_last_wal_replay_lsn() >= %s::pg_lsn, false)"
     wait_until(lambda: standby.fetch(query, [end]) == [(True,)], what="the standby has caught up")

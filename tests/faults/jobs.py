@@ -65,6 +65,9 @@ def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     return attempt
 
 
+monthly = singleton_task("faults-monthly-{lane}", once_per="month")(work.func)
+
+
 def act(acts: Acts | None, moment: str) -> None:
     if acts and moment in acts:
         name, *arguments = acts[moment]
@@ -110,5 +113,5 @@ ACTS: dict[str, Callable[..., object]] = {
     "close": close_connection,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work}
+JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""
