@@ -23,13 +23,14 @@ from tests.faults.witness import ATTEMPT, DIED, GO, RESULT, Witness
 
 
 class Call(TypedDict):
-    """One call of a job: the name that it has in `jobs.JOBS`, and its arguments.
-
-    `attempt` is always one of them, by which its row is found in the history.
-    """
+    """One call of a job."""
 
     job: str
+    """The name that it has in `jobs.JOBS`."""
     arguments: dict[str, Any]
+    """Always with `attempt` among them, by which its row is found in the history."""
+    force: bool
+    """Whether it runs even though its slot is taken."""
 
 
 class Order(TypedDict):
@@ -65,7 +66,7 @@ def call_job(witness: Witness, call: Call) -> int:
     )
     code: Any = 0
     try:
-        result = task(**arguments)
+        result = task.run(force=call["force"], **arguments)
     except BaseException as error:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
@@ -94,7 +95,7 @@ def set_up(order: Order) -> Witness:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        path = order[name] if name != "stdin" else os.devnull  # type: ignore[literal-required]
+        path = order[name] if name != "stdin" else os.devnull
         file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
@@ -168,7 +169,7 @@ def main(live: Callable[[Order], int] = replica) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     forks = Forks(live)
     selector = selectors.DefaultSelector()
-    selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)  # type: ignore[attr-defined]
+    selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
     orders = b""
     while True:

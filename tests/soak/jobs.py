@@ -19,37 +19,37 @@ SLOT = timedelta(seconds=2)
 
 @singleton_task("soak-plain")
 def plain(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-timed", timeout=TIMEOUT)
 def timed(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-slotted", once_per=SLOT)
 def slotted(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-once", once_per=SLOT, retry=False)
 def once(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-paced", min_interval=MIN_INTERVAL)
 def paced(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-raising")
 def raising(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 @singleton_task("soak-hooked")
 def hooked(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
-    return jobs.work.func(attempt, lane, acts)
+    return jobs.write_twice(attempt, acts)
 
 
 def swallow_a_database_error() -> None:

@@ -55,7 +55,7 @@ def live(order: SoakOrder) -> int:
             attempt = f"{order['replica']}.{order['life']}.{number}"
             arguments = {"attempt": attempt, "lane": lane, "acts": draw_acts(drawn, job)}
             with gate.inside(connection.close):
-                code = call_job(witness, Call(job=job, arguments=arguments))
+                code = call_job(witness, Call(job=job, arguments=arguments, force=False))
             if code == SIGTERM_CODE:
                 return code
             if drawn.random() < GIVES_UP:

@@ -137,7 +137,8 @@ class Soak:
     def _start_bouncer(self, stack: ExitStack) -> PgBouncer | None:
         if shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") is None:
             return None
-        return stack.enter_context(running(self._connection, pool_size=POOL_SIZE))
+        # Where the server was down, PgBouncer tries again after that many seconds, not 15.
+        return stack.enter_context(running(self._connection, pool_size=POOL_SIZE, server_login_retry="1"))
 
     def _let_faults_happen(self, began: float) -> None:
         kinds = self._injector.kinds()
@@ -258,7 +259,7 @@ class Periods:
                     yield f"(e) {row}: its slot of {row.slot} was taken."
             if row.job == jobs.paced.name:
                 last, self._last_paced = self._last_paced, row
-                if last is not None and row.started_at - last.started_at < jobs.MIN_INTERVAL:
+                if last and not row.forced and row.started_at - last.started_at < jobs.MIN_INTERVAL:
                     yield f"(e) {row} started too soon after run {last.pk}."
 
 
