@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
 from django_singlecron.locks.postgres import UNACKNOWLEDGED
@@ -19,6 +20,7 @@ from tests.faults.replicas import Attempt, Workers
 from tests.faults.server_cases import ServerCase, server_case
 from tests.faults.steps import AFTER_WRITE
 from tests.support.deadlines import wait_until
+from tests.support.pgbouncer import running
 from tests.support.replicas import Replicas
 
 BOUND = UNACKNOWLEDGED
@@ -34,6 +36,14 @@ ADVISED = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
+}
+
+# What docs/pgbouncer.md advises.
+ADVISED_OF_PGBOUNCER = {
+    "tcp_keepidle": "10",
+    "tcp_keepintvl": "5",
+    "tcp_keepcnt": "3",
+    "tcp_user_timeout": "25000",
 }
 
 # What the run is at when the network goes dark, and within how many seconds its lock is free then.
@@ -55,9 +65,13 @@ class NetworkCase:
         self.network = network
         self.case = case
 
-    def hold(self, **acts: list[Any]) -> dict[str, Attempt]:
-        """Start a run for each of these acts, in a lane of that name, and wait until all are at it."""
-        database = self.case.cluster.database(HOST=ADDRESSES[SERVER][0], OPTIONS=ADVISED)
+    def hold(self, acts: Mapping[str, list[Any]], port: str = "") -> dict[str, Attempt]:
+        """Start a run for each of these acts, in a lane of that name, and wait until all are at it.
+
+        Arguments: the `port` of the server's host to connect to, unless it is the server's.
+        """
+        cluster = self.case.cluster
+        database = cluster.database(HOST=ADDRESSES[SERVER][0], PORT=port or cluster.port, OPTIONS=ADVISED)
         started = {
             lane: self.case.attempts(1, database=database, lane=lane, acts={BETWEEN: act})[0]
             for lane, act in acts.items()
@@ -117,27 +131,32 @@ def hosts(clusters: Clusters, tmp_path: Path, django_db_blocker: DjangoDbBlocker
 
 @pytest.mark.fault("black hole", step=AFTER_WRITE.name)
 def test_the_lock_of_a_host_in_the_dark_is_free_within_the_stated_time(hosts: NetworkCase) -> None:
-    holders = hosts.hold(**{lane: act for lane, (act, _) in HOLDERS.items()})
-    for attempt in holders.values():
-        attempt.cut()
-    hosts.network.cut()
-    began = time.monotonic()
-    hosts.seconds_until_free({lane: bound for lane, (_, bound) in HOLDERS.items()})
-    # The other side, still in the dark, by the settings that are advised: each replica has noticed, has tried to record
-    # it, and has ended.
-    for attempt in holders.values():
-        result = attempt.result()
-        assert (result.outcome, result.error) == ("raised", "OperationalError")
-        attempt.code()
-    assert time.monotonic() - began < 3 * BOUND + SLACK
-    hosts.network.mend()
+    direct = connections["default"]
+    place = {"enter": hosts.network.enter(SERVER), "listen_addr": ADDRESSES[SERVER][0]}
+    with running(direct, pool_size=10, **place, **ADVISED_OF_PGBOUNCER) as bouncer:
+        holders = hosts.hold({lane: act for lane, (act, _) in HOLDERS.items()})
+        pooled = {f"{lane}, PgBouncer": holder for lane, holder in HOLDERS.items()}
+        holders |= hosts.hold({lane: act for lane, (act, _) in pooled.items()}, bouncer.database["PORT"])
+        for attempt in holders.values():
+            attempt.cut()
+        hosts.network.cut()
+        began = time.monotonic()
+        hosts.seconds_until_free({lane: bound for lane, (_, bound) in {**HOLDERS, **pooled}.items()})
+        # The other side, still in the dark, by the settings that are advised: each replica has noticed, has tried to
+        # record it, and has ended.
+        for attempt in holders.values():
+            result = attempt.result()
+            assert (result.outcome, result.error) == ("raised", "OperationalError")
+            attempt.code()
+        assert time.monotonic() - began < 3 * BOUND + SLACK
+        hosts.network.mend()
     hosts.case.check()
     assert {attempt.row.status for attempt in holders.values()} == {"lost"}
 
 
 @pytest.mark.fault("half-open: the replica's host restarts", step=AFTER_WRITE.name)
 def test_the_lock_of_a_host_that_was_restarted_is_free_as_soon(hosts: NetworkCase) -> None:
-    holders = hosts.hold(idle=["pause", 600], statement=["pg_sleep", 600])
+    holders = hosts.hold({"idle": ["pause", 600], "statement": ["pg_sleep", 600]})
     hosts.network.cut()
     for attempt in holders.values():
         attempt.signal(signal.SIGKILL)
@@ -150,7 +169,7 @@ def test_the_lock_of_a_host_that_was_restarted_is_free_as_soon(hosts: NetworkCas
 
 @pytest.mark.fault("half-open: the server's host restarts", step=AFTER_WRITE.name)
 def test_a_replica_notices_that_its_server_was_restarted(hosts: NetworkCase) -> None:
-    holders = hosts.hold(idle=["pause", 10], statement=["pg_sleep", 600])
+    holders = hosts.hold({"idle": ["pause", 10], "statement": ["pg_sleep", 600]})
     for attempt in holders.values():
         attempt.cut()
     hosts.network.cut()
