@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from datetime import timezone as dt_timezone
 from typing import TypeVar
 
 from django.conf import settings
@@ -41,6 +42,13 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
 def aware(moment: datetime) -> datetime:
     """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
     return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+
+
+def from_epoch(connection: BaseDatabaseWrapper, seconds: float) -> datetime:
+    """Return a moment, given in seconds since 1970, as the database gives one."""
+    if settings.USE_TZ:
+        return datetime.fromtimestamp(seconds, connection.timezone)
+    return timezone.make_naive(datetime.fromtimestamp(seconds, dt_timezone.utc), timezone.get_default_timezone())
 
 
 def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
