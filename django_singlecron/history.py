@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from . import capture
-from .database import aware, from_epoch, reconnecting, refusal, try_again
+from .database import aware, from_json, reconnecting, refusal, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
@@ -30,16 +30,17 @@ LOST_AFTER_SECONDS = 10
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
 # trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
 # come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
-# does from the lock to the commit; others may be about to find that they lost. The newest is recorded as the holder,
-# until more is known. They are not sorted by the index: a plan for that may walk the whole history along its primary
-# key. The planner's time is most of the statement's cost, since a cron process sends it once, and each subquery and
-# each join adds to that.
+# does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
+# since the server reads all its sessions for it. The newest is recorded as the holder, until more is known. They are
+# not sorted by the index: a plan for that may walk the whole history along its primary key. The planner's time is most
+# of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
 _OPEN = """
 WITH seen AS MATERIALIZED (
     SELECT {probe} AS free,
            (SELECT json_agg(json_build_array(
-                       run.id, run.host, run.pid, extract(epoch FROM run.started_at),
-                       (SELECT application_name FROM pg_stat_get_activity(run.backend_pid) LIMIT 1)))
+                       run.id, run.host, run.pid, run.started_at,
+                       CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
+                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid) LIMIT 1) END))
             FROM django_singlecron_jobrun AS run
             WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
 ), attempt AS (
@@ -231,8 +232,8 @@ def _open_with(key: str, probe: str) -> str:
 
 def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
     holders = [
-        Holder(run_id, host, pid, from_epoch(connection, started), (name or "").startswith(application_name(run_id)))
-        for run_id, host, pid, started, name in json.loads(seen)
+        Holder(run_id, host, pid, from_json(connection, moment), (name or "").startswith(application_name(run_id)))
+        for run_id, host, pid, moment, name in json.loads(seen)
     ]
     return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)
 
