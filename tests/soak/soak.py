@@ -304,7 +304,7 @@ def evidence_of(violation: str, lines: list[Line], rows: list[JobRun]) -> dict[s
         and not is_told(line)
     ]
     columns = ("job", "status", "outcome", "skip_reason", "pid", "backend_pid", "error_class", "error_message")
-    moments = ("started_at", "finished_at", "backend_start", "slot")
+    moments = ("started_at", "finished_at", "slot")
     return {
         "lines": [dict(line) for line in sorted([*told, *also], key=lambda line: line.at)][:MAX_EVIDENCE],
         "rows": [
