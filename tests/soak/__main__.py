@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 
@@ -35,7 +36,12 @@ def main() -> int:
     django.setup()
     from tests.soak.soak import Soak
 
-    report = Soak(seed, options.minutes, stopping).run()
+    soak = Soak(seed, options.minutes, stopping)
+    report = soak.report
+    try:
+        soak.run()
+    except Exception:
+        report.violations.append({"what": f"The soak failed: {traceback.format_exc()}"})
     for line in report.lines():
         print(line)
     if options.json:

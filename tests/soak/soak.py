@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import django
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_singlecron.models import JobRun
@@ -104,7 +105,8 @@ class Soak:
         self._stuck: list[str] = []
         """What did not come about although it must."""
 
-    def run(self) -> Report:
+    def run(self) -> None:
+        """Do it all; what came of it is in `report`, also when this fails."""
         began = time.monotonic()
         with ExitStack() as stack:
             clusters = stack.enter_context(clusters_in_a_short_place())
@@ -125,11 +127,12 @@ class Soak:
             self.report.versions = versions(connection, bouncer)
             connection.close()
             self._fleet.revive()
-            while not self._is_over(began):
+            is_last = False
+            while not is_last:
                 self._let_faults_happen(began)
-                self._look(bouncer, is_last=self._is_over(began))
-        self.report.minutes = (time.monotonic() - began) / 60
-        return self.report
+                is_last = self._is_over(began)
+                self._look(bouncer, is_last=is_last)
+                self.report.minutes = (time.monotonic() - began) / 60
 
     def _is_over(self, began: float) -> bool:
         return self._stopping.is_set() or time.monotonic() - began >= self._seconds
@@ -151,7 +154,7 @@ class Soak:
             self._fleet.revive()
             try:
                 kinds[kind][1](drawn)
-            except (Missed, ProcessLookupError):
+            except (Missed, ProcessLookupError, Error):
                 self.report.missed[kind] += 1
             except AssertionError as error:
                 self._stuck.append(f"(d) After the fault {kind!r}: {error}")
