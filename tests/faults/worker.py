@@ -22,8 +22,8 @@ import django
 from tests.faults.witness import ATTEMPT, DIED, GO, RESULT, Witness
 
 
-class Call(TypedDict):
-    """One call of a job."""
+class Call(TypedDict, total=False):
+    """One call of a job; all but `force` is needed."""
 
     job: str
     """The name that it has in `jobs.JOBS`."""
@@ -57,7 +57,7 @@ def call_job(witness: Witness, call: Call) -> int:
     witness.note(ATTEMPT, attempt=attempt, job=job, task=call["job"], lane=arguments.get("lane", jobs.LANE))
     code: Any = 0
     try:
-        result = task.run(force=call["force"], **arguments)
+        result = task.run(force=call.get("force", False), **arguments)
     except BaseException as error:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
