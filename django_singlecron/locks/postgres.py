@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import ClassVar
 
 from ..keys import LockKey
@@ -36,8 +37,7 @@ KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 # Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
 # PostgreSQL can look for a vanished client during a statement only where its system tells of it, as Linux does.
 _ACQUIRE = """
-SELECT acquired,
-       CASE WHEN acquired THEN set_config('application_name', %s, true) END,
+SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN set_config('application_name', %s, true) END IS NOT NULL,
        set_config('singlecron.run', %s, true),
        set_config('idle_in_transaction_session_timeout', %s, true),
        set_config('tcp_keepalives_idle', '{idle}', true),
@@ -45,7 +45,6 @@ SELECT acquired,
        set_config('tcp_keepalives_count', '{count}', true),
        CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END
        {deadlines}
-FROM (SELECT pg_try_advisory_xact_lock({arguments}) AS acquired OFFSET 0) AS tried
 """
 
 # The server's own deadlines, behind the replica's: for a replica that was stopped or cut off. A stricter limit of the
@@ -76,21 +75,29 @@ class PostgresLock:
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
         limit = _milliseconds(hold.timeout)
-        text = _ACQUIRE.format(
-            arguments=_LOCK_ARGUMENTS[key.algorithm],
-            idle=KEEPALIVE_IDLE,
-            interval=KEEPALIVE_INTERVAL,
-            count=KEEPALIVE_COUNT,
-            deadlines=_SERVER_DEADLINES if hold.timeout else "",
-        )
         limits = [limit] * (3 if hold.timeout else 1)
-        return Sql(text, [application_name(hold), str(hold.run_id), *limits, *key.arguments])
+        name = application_name(hold.run_id, hold.job)
+        return Sql(_acquire_with(key.algorithm, bool(hold.timeout)), [*key.arguments, name, str(hold.run_id), *limits])
 
 
-def application_name(hold: Hold) -> str:
-    """Return how the run calls itself in `pg_stat_activity`: `singlecron/<run id> <job>`, in printable ASCII."""
-    name = f"{APPLICATION_NAME_PREFIX}{hold.run_id} {hold.job}"
+def application_name(run_id: int, job: str = "") -> str:
+    """Return how a run calls itself in `pg_stat_activity`: `singlecron/<run id> <job>`, in printable ASCII.
+
+    Without the job, how that begins.
+    """
+    name = f"{APPLICATION_NAME_PREFIX}{run_id} {job}"
     return name.encode("ascii", "replace").decode("ascii")[:MAX_APPLICATION_NAME_BYTES]
+
+
+@cache
+def _acquire_with(algorithm: str, has_deadlines: bool) -> str:
+    return _ACQUIRE.format(
+        arguments=_LOCK_ARGUMENTS[algorithm],
+        idle=KEEPALIVE_IDLE,
+        interval=KEEPALIVE_INTERVAL,
+        count=KEEPALIVE_COUNT,
+        deadlines=_SERVER_DEADLINES if has_deadlines else "",
+    )
 
 
 def _milliseconds(timeout: timedelta | None) -> str:
