@@ -62,10 +62,11 @@ def call_job(witness: Witness, call: Call) -> int:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
             os._exit(1)
-        witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=str(error)[:2000])
         code = 1
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        kind = type(error).__name__
+        witness.note(RESULT, attempt=attempt, outcome="raised", error=kind, message=str(error)[:2000], code=code)
     else:
         witness.note(RESULT, attempt=attempt, outcome=result.outcome, run=result.run_id, reason=result.skip_reason)
     return int(code)
