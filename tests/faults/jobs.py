@@ -59,8 +59,8 @@ def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     return write_twice(attempt, acts)
 
 
-@singleton_task("faults-slot-{lane}", once_per="month")
-def slotted(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+@singleton_task("faults-monthly-{lane}", once_per="month")
+def monthly(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     """The same, at most once a month."""
     return write_twice(attempt, acts)
 
@@ -88,9 +88,6 @@ def write_twice(attempt: str, acts: Acts | None) -> str:
         write(attempt, 2)
         act(acts, LAST)
     return attempt
-
-
-monthly = singleton_task("faults-monthly-{lane}", once_per="month")(work.func)
 
 
 def act(acts: Acts | None, moment: str) -> None:
@@ -250,11 +247,5 @@ ACTS: dict[str, Callable[..., object]] = {
     "on_commit": on_commit,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {
-    "work": work,
-    "monthly": monthly,
-    "slotted": slotted,
-    "once": once,
-    "timed": timed,
-}
+JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly, "once": once, "timed": timed}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""

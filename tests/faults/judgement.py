@@ -211,8 +211,8 @@ def _wrong_result(account: Account, result: Line, own: Mapping[int, JobRun], unr
         if result.error in REFUSALS and any(run in account.body_of_run for run in own):
             yield f"(c) The attempt {name} was refused by {result.error}, and ran: {', '.join(map(str, own.values()))}."
         for row in succeeded:
-            # The work is committed: an error that came later stands beside that.
-            if not row.error_class and not account.is_cut(account.attempts[name], row.pk):
+            # The work is committed: an error that came later stands beside that. By sys.exit(0) a job is done.
+            if result.code != 0 and not row.error_class and not account.is_cut(account.attempts[name], row.pk):
                 yield f"(c) The attempt {name} saw {result.error}, and {row} says nothing of it."
     elif result.outcome == "acquired" and result.run is None:
         yield f"(c) The attempt {name} saw {result.outcome!r} without a run."

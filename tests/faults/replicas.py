@@ -120,7 +120,7 @@ class Case:
         """Start a replica that calls a job several times, each time but the first when it is told to `go`."""
         names = [next(self._names) for _ in range(number)]
         order = Order(
-            calls=[Call(job=job, arguments={"attempt": name, **arguments}, force=False) for name in names],
+            calls=[Call(job=job, arguments={"attempt": name, **arguments}) for name in names],
             database=json.loads(json.dumps(dict(database or self.through_proxy), default=str)),
             witness=str(self.witness.path),
             stdout=stdout,

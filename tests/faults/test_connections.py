@@ -122,7 +122,7 @@ class TestReset:
 
     @at_each_point
     @pytest.mark.fault("RST, {job}")
-    @pytest.mark.parametrize("job", ["slotted", "once"])
+    @pytest.mark.parametrize("job", ["monthly", "once"])
     def test_the_next_attempt_of_the_slot_runs_if_the_broken_one_did_not(
         self, case: Case, point: Point, job: str
     ) -> None:
@@ -136,7 +136,7 @@ class TestReset:
         took_slot = succeeded or (job == "once" and point not in BEFORE_THE_ROW)
         assert (result.outcome, result.reason) == (("skipped", "already_ran") if took_slot else ("acquired", None))
         # The slot's statement before the attempt has opened the connection, so the attempt is sent again.
-        assert succeeded == (point in (AFTER_COMMIT, BEFORE_ATTEMPT) or (point, job) == (AFTER_ATTEMPT, "slotted"))
+        assert succeeded == (point in (AFTER_COMMIT, BEFORE_ATTEMPT) or (point, job) == (AFTER_ATTEMPT, "monthly"))
         assert (broken.outcome == "acquired") == (succeeded and point != AFTER_COMMIT)
 
     @pytest.mark.fault("RST on a kept connection")

@@ -126,14 +126,14 @@ class TestAnEndWithoutAWord:
 
     @at_each_point
     @pytest.mark.fault("kill -9, {job}")
-    @pytest.mark.parametrize("job", ["slotted", "once", "timed"])
+    @pytest.mark.parametrize("job", ["monthly", "once", "timed"])
     def test_the_next_attempt_runs_if_the_killed_one_did_not(self, case: Case, point: Point, job: str) -> None:
         killed, _ = case.stopped_at(point, job)
         killed.signal(signal.SIGKILL)
         killed.code()
         result = case.attempt(job, direct=True).result()
         case.check()
-        took_slot = (job == "slotted" and point == AFTER_COMMIT) or (job == "once" and point not in UNRECORDED)
+        took_slot = (job == "monthly" and point == AFTER_COMMIT) or (job == "once" and point not in UNRECORDED)
         assert (result.outcome, result.reason) == (("skipped", "already_ran") if took_slot else ("acquired", None))
 
     @pytest.mark.fault("kill -9")

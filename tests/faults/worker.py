@@ -22,8 +22,8 @@ import django
 from tests.faults.witness import ATTEMPT, DIED, GO, RESULT, Witness
 
 
-class Call(TypedDict):
-    """One call of a job."""
+class Call(TypedDict, total=False):
+    """One call of a job; all but `force` is needed."""
 
     job: str
     """The name that it has in `jobs.JOBS`."""
@@ -66,7 +66,7 @@ def call_job(witness: Witness, call: Call) -> int:
     )
     code: Any = 0
     try:
-        result = task.run(force=call["force"], **arguments)
+        result = task.run(force=call.get("force", False), **arguments)
     except BaseException as error:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
@@ -74,8 +74,8 @@ def call_job(witness: Witness, call: Call) -> int:
         code = 1
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        seen = {"error": type(error).__name__, "message": str(error)[:2000], "code": code}
-        witness.note(RESULT, attempt=attempt, outcome="raised", **seen)
+        kind = type(error).__name__
+        witness.note(RESULT, attempt=attempt, outcome="raised", error=kind, message=str(error)[:2000], code=code)
     else:
         witness.note(RESULT, attempt=attempt, outcome=result.outcome, run=result.run_id, reason=result.skip_reason)
     return int(code)
