@@ -27,7 +27,7 @@ from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .slots import slot_at
-from .transactions import explain_broken_transaction, is_closed, lock_lost, refuse_outer_transaction
+from .transactions import explain_broken_transaction, is_busy, is_closed, lock_lost, refuse_outer_transaction
 
 # How long a run waits until it looks again what became of an older attempt.
 IN_DOUBT_PAUSE_SECONDS = 0.02
@@ -286,7 +286,8 @@ class Runner:
                         raise SlotTaken(None) from error
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                cut_off = is_closed(self.connection) or (deadline is not None and deadline.passed)
+                passed = deadline is not None and deadline.passed
+                cut_off = passed or is_closed(self.connection) or is_busy(self.connection)
                 self.lock_was_lost = self.connection.needs_rollback and not cut_off
                 raise
         return value
