@@ -116,10 +116,12 @@ class Cluster:
         self.start()
 
     def kill(self) -> None:
-        """End the server's first process with kill -9; the others notice and end by themselves."""
+        """End the server's first process with kill -9, and wait for the others to notice and end by themselves."""
         pid = self.postmaster
+        # Until they notice, they do what they are asked.
+        family = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(pid), what="the server is dead")
+        wait_until(lambda: not any(map(is_alive, family)), what="the server is dead")
 
     def promote(self) -> None:
         """Make a primary of a standby."""
