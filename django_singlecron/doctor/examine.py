@@ -10,7 +10,7 @@ from django.db import Error
 from .. import registry
 from . import limits, locks, records, server
 from .report import Line, Report, Status, Unsound, Verdict, failed
-from .stack import TOTAL_SECONDS, NoAnswer, Stack, reason_of
+from .stack import TOTAL_SECONDS, NoAnswer, Stack, advice_on, reason_of
 
 
 class Examination(NamedTuple):
@@ -34,7 +34,7 @@ EXAMINATIONS = (
     Examination("lock.killed", locks.free_after_kill, ("lock.excludes",)),
     Examination("lock.transactions", locks.survives_transactions, ("lock.excludes",)),
     Examination("history.migrated", records.migrated, ("pooler",)),
-    Examination("history.database", records.in_place, ("pooler", "history.migrated")),
+    Examination("history.database", records.in_place, ("lock.excludes", "history.migrated")),
     Examination("history.writable", records.writable, ("pooler", "history.migrated")),
     Examination("history.slots", records.slots, ("history.writable",)),
     Examination("timeouts", limits.timeouts, ("pooler", "history.migrated")),
@@ -85,7 +85,7 @@ def _make(examination: Examination, stack: Stack, unproved: Collection[str]) -> 
     except Unsound as unsound:
         return unsound.verdict
     except (Error, NoAnswer) as error:
-        return failed(f"The database did not let it be examined: {reason_of(error)}.", "See the reason.")
+        return failed(f"The database did not let it be examined: {reason_of(error)}.", advice_on(error))
     except Exception as error:
         return failed(
             f"The examination broke down: {type(error).__name__}: {reason_of(error)}.",

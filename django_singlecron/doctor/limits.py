@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from .. import registry
-from ..locks.postgres import KEEPALIVE_COUNT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL
+from ..locks.postgres import KEEPALIVE_COUNT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, UNACKNOWLEDGED
 from .report import Verdict, failed, passed, warning
 from .stack import Stack
 
@@ -62,8 +62,8 @@ SELECT inet_client_addr() IS NULL,
 FROM pg_settings
 """
 
-# A replica whose server vanished hangs for so long without harm to others. Longer, somebody has to end it.
-CLIENT_SECONDS = 120
+# So long a lock that nobody holds any more, or a process that waits for a server that is gone, does little harm.
+PATIENCE_SECONDS = 120
 
 
 class Limit(NamedTuple):
@@ -126,26 +126,34 @@ def of_server(stack: Stack) -> Verdict:
         return warning(
             "That a replica's host has vanished is noticed by the pooler, whose settings cannot be seen from here.",
             f"In pgbouncer.ini: tcp_keepidle = {KEEPALIVE_IDLE}, tcp_keepintvl = {KEEPALIVE_INTERVAL}, tcp_keepcnt = "
-            f"{KEEPALIVE_COUNT}, tcp_user_timeout = 25000. Then accept this warning: --accept keepalive.server.",
+            f"{KEEPALIVE_COUNT}, tcp_user_timeout = {UNACKNOWLEDGED * 1000}. Then accept this warning: --accept "
+            "keepalive.server.",
         )
     if (idle, interval, count) != (KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT):
         return warning(
             f"The server did not take a run's keepalive settings: idle {idle} s, interval {interval} s, count {count}.",
             "Its system must support them: else the lock of a host that vanished is held for as long as TCP waits.",
         )
-    seconds = idle + interval * count
+    quiet = idle + interval * count
     if not user_timeout:
         return warning(
-            f"The lock of a host that vanished is free within {seconds} s while the server waits for it; but if the "
-            "server has just sent it something, only when TCP gives up: after 15 minutes or more on Linux.",
-            f"ALTER ROLE … SET tcp_user_timeout = '{seconds}s'",
-            seconds=seconds,
-            seconds_while_sending=None,
+            f"The lock of a host that vanished is free within {quiet} s while the server waits for it; but if the "
+            "server has just sent it something, only when TCP gives up: after a quarter of an hour or more.",
+            "Only Linux servers can limit that, by tcp_user_timeout.",
+            seconds=quiet,
+            seconds_at_most=None,
         )
-    worst = max(seconds, user_timeout / 1000)
-    return passed(
-        f"The lock of a host that vanished is free within {worst:g} s.", seconds=worst, seconds_while_sending=worst
+    # Where both are set, the second overrules the count of the first. One may follow the other.
+    unacknowledged = user_timeout / 1000
+    quiet = max(quiet, unacknowledged)
+    at_most = quiet + unacknowledged
+    text = (
+        f"The lock of a host that vanished is free within {quiet:g} s, or {at_most:g} s when the server sends it an "
+        "answer meanwhile."
     )
+    if at_most > PATIENCE_SECONDS:
+        return warning(text, "Lower tcp_user_timeout for the role of the jobs.", seconds=quiet, seconds_at_most=at_most)
+    return passed(text, seconds=quiet, seconds_at_most=at_most)
 
 
 def of_client(stack: Stack) -> Verdict:
@@ -154,7 +162,7 @@ def of_client(stack: Stack) -> Verdict:
     if own_socket.family == socket.AF_UNIX:
         return passed("The connection is a Unix socket: what answers it is on this host.")
     seconds = _patience(own_socket)
-    if seconds is not None and seconds <= CLIENT_SECONDS:
+    if seconds is not None and seconds <= PATIENCE_SECONDS:
         return passed(f"This replica notices within {seconds:g} s that the server has vanished.", seconds=seconds)
     return warning(
         f"This replica's process hangs {'for ever' if seconds is None else f'for {seconds:g} s'} when the server "

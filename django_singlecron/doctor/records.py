@@ -13,7 +13,7 @@ from ..keys import LockKey
 from ..locks.postgres import PostgresLock
 from ..models import JobRun, JobWatch
 from .report import Verdict, failed, passed, warning
-from .stack import Stack, reason_of
+from .stack import Stack, advice_on, reason_of
 
 _APP = "django_singlecron"
 
@@ -110,11 +110,7 @@ def writable(stack: Stack) -> Verdict:
         # The statement that opens an attempt, as far as it goes without drawing a number.
         session.rows(f"EXPLAIN {statement.text}", statement.parameters)
     except Error as error:
-        return failed(
-            f"The history cannot be written: {reason_of(error)}.",
-            f"Grant the role SELECT, INSERT, UPDATE, DELETE on {TABLE} and USAGE on its sequence; if something has it "
-            "locked, end that.",
-        )
+        return failed(f"The history cannot be written: {reason_of(error)}.", advice_on(error))
     session.rollback()
     if not (changed and removed):
         return failed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from django.db import Error, connections
+from django.utils.connection import ConnectionDoesNotExist
 
 from .. import registry
 from ..conf import SETTING, get_settings
@@ -57,10 +58,12 @@ def tasks(stack: Stack) -> Verdict:
 
 def connection(stack: Stack) -> Verdict:
     """The database is PostgreSQL and lets the project in."""
-    alias = stack.alias
-    if alias not in connections.settings:
-        return failed(f'There is no database "{alias}" in DATABASES.', "Correct the alias, or using= of the task.")
-    wrapper = connections[alias]
+    try:
+        wrapper = connections[stack.alias]
+    except ConnectionDoesNotExist:
+        return failed(
+            f'There is no database "{stack.alias}" in DATABASES.', "Correct the alias, or using= of the task."
+        )
     if wrapper.vendor != "postgresql":
         return failed(f"It is {wrapper.vendor}, not PostgreSQL.", "Name a PostgreSQL database with using=.")
     if not wrapper.settings_dict["AUTOCOMMIT"]:
@@ -80,7 +83,7 @@ def connection(stack: Stack) -> Verdict:
 
 def pooler(stack: Stack) -> Verdict:
     """A transaction of several statements stays in one server session; whether a pooler is between."""
-    first, second = stack.first, stack.second
+    first = stack.first
     try:
         first.begin()
         of_transaction = {first.pid() for _ in range(ROUNDS)}
@@ -96,6 +99,7 @@ def pooler(stack: Stack) -> Verdict:
             "A run needs a transaction: use a pooler in transaction or session mode.",
         )
     try:
+        second = stack.second
         pids = [(first.pid(), second.pid()) for _ in range(ROUNDS)]
     except NoAnswer as error:
         return failed(f"A second connection gave {error} while the first was open.", ONE_CONNECTION)

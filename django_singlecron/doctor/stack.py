@@ -14,6 +14,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..capture import error_message
+from ..database import sqlstate
 from ..interrupts import own_socket, shut_down
 from ..keys import LockKey
 from ..locks import Hold
@@ -31,6 +32,17 @@ TOTAL_SECONDS = 40.0
 _LIMITS = "SELECT set_config('statement_timeout', '3000', true), set_config('lock_timeout', '2000', true)"
 
 _LOCK = PostgresLock()
+
+_WAITED = "Something has the table locked, or the server is overloaded: look in pg_stat_activity, and try again."
+_ADVICE = {
+    "25006": "Point the alias at a server, and give it a role, that takes writes.",
+    "42501": (
+        "Grant the role SELECT, INSERT, UPDATE, DELETE on django_singlecron_jobrun and django_singlecron_jobwatch, and "
+        "USAGE on their sequences."
+    ),
+    "55P03": _WAITED,
+    "57014": _WAITED,
+}
 
 # A run's number is never 0, so nobody takes the doctor's session for a run.
 _HOLD = Hold(0, "doctor", None)
@@ -216,6 +228,13 @@ class Stack:
             self._sessions[name] = Session(self.alias)
             self._sessions[name].open()
         return self._sessions[name]
+
+
+def advice_on(error: BaseException) -> str:
+    """Return what to do about what a database said, or did not say."""
+    if isinstance(error, NoAnswer):
+        return "Look whether the server is overloaded, or a pooler has no connection to give."
+    return _ADVICE.get(sqlstate(error) or "", "Mend what the reason names.")
 
 
 def reason_of(error: BaseException) -> str:
