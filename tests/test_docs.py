@@ -21,6 +21,7 @@ import django_singlecron
 from django_singlecron import checks, signals
 from django_singlecron.conf import Settings
 from django_singlecron.context import Run, RunResult
+from django_singlecron.doctor.examine import EXAMINATIONS
 from django_singlecron.models import JobRun, JobRunQuerySet
 from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
@@ -170,6 +171,11 @@ def test_each_system_check_is_explained() -> None:
     numbers = set(re.findall(r'"([EW]\d{3})"', inspect.getsource(checks)))
     assert numbers
     assert {number.lower() for number in numbers} == anchors(CHECKS) - {"system-checks"}
+
+
+def test_each_examination_of_the_doctor_is_explained() -> None:
+    table = (ROOT / "docs" / "doctor.md").read_text().partition("## Examinations")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE) == [each.id for each in EXAMINATIONS]
 
 
 def listed() -> set[str]:

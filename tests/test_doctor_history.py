@@ -194,6 +194,5 @@ class TestTimeouts:
 
 
 def needs_transaction_timeout() -> None:
-    with session() as owner:
-        if owner.one("SELECT current_setting('server_version_num')::int") < 170_000:
-            pytest.skip("transaction_timeout came with PostgreSQL 17.")
+    connection.ensure_connection()
+    connection.pg_version >= 170000 or pytest.skip("transaction_timeout came with PostgreSQL 17")
