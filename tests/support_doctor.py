@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from django.core.management import call_command
 from django.db import connections
 
@@ -18,6 +19,8 @@ from django_singlecron.models import JobRun
 from tests.support_core import database_alias, session
 
 IDS = [each.id for each in EXAMINATIONS]
+
+KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 # The number that the next row gets, and how many there are.
 STATE = "SELECT last_value, is_called, (SELECT count(*) FROM django_singlecron_jobrun) FROM {}_id_seq"
@@ -52,7 +55,19 @@ def verdicts_of(report: Report) -> Mapping[str, Verdict]:
 
 
 def not_passed(found: Mapping[str, Verdict]) -> dict[str, str]:
-    return {id_: verdict.status.value for id_, verdict in found.items() if verdict.status.value != "passed"}
+    """What is not passed, but for the keepalives where the tests reach their server by TCP."""
+    is_local = connections["default"].settings_dict["HOST"].startswith("/")
+    return {
+        id_: verdict.status.value
+        for id_, verdict in found.items()
+        if verdict.status.value != "passed" and (is_local or not id_.startswith("keepalive."))
+    }
+
+
+@pytest.fixture(name="keepalives")
+def keepalives_fixture(monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> None:
+    """Let new connections to the test database watch over its server, in case they are by TCP."""
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", KEEPALIVES)
 
 
 def check(verdict: Verdict, status: str, says: str, advises: str = "") -> None:

@@ -51,7 +51,9 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
         keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
-        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name}
+        # For the doctor, where the tests reach their server by TCP.
+        options = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": options}
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

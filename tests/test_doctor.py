@@ -22,10 +22,21 @@ from django_singlecron.doctor import locks, server, stack
 from django_singlecron.doctor.report import Verdict
 from django_singlecron.doctor.stack import NoAnswer, Session, Stack
 from tests.support_core import database_alias, real_database, session
-from tests.support_doctor import IDS, as_json, check, doctor, look, not_passed, nothing_used, options, shadow
+from tests.support_doctor import (
+    IDS,
+    as_json,
+    check,
+    doctor,
+    keepalives_fixture,
+    look,
+    not_passed,
+    nothing_used,
+    options,
+    shadow,
+)
 from tests.support_watch import AddTask, add_task_fixture
 
-__all__ = ["add_task_fixture"]
+__all__ = ["add_task_fixture", "keepalives_fixture"]
 
 pytestmark = real_database
 
@@ -40,6 +51,7 @@ ALWAYS = [
 ]
 
 
+@pytest.mark.usefixtures("keepalives")
 class TestHealthy:
     def test_everything_is_passed_in_time_and_nothing_is_left(self, add_task: AddTask) -> None:
         add_task(key=4242)
@@ -90,7 +102,7 @@ class TestHealthy:
 
 class TestCommand:
     @pytest.fixture(autouse=True)
-    def _warns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _warns(self, monkeypatch: pytest.MonkeyPatch, keepalives: None) -> None:
         """A database whose clock is behind."""
         monkeypatch.setattr(server, "time", SimpleNamespace(time=lambda: time.time() + 60, monotonic=time.monotonic))
 

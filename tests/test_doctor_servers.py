@@ -12,7 +12,7 @@ import pytest
 from tests.faults.clusters import Cluster, Clusters, clusters_in_a_short_place
 from tests.support.deadlines import wait_until
 from tests.support_core import database_alias, real_database
-from tests.support_doctor import IDS, check, doctor, look, not_passed, nothing_used
+from tests.support_doctor import IDS, KEEPALIVES, check, doctor, look, not_passed, nothing_used
 
 pytestmark = [real_database, pytest.mark.usefixtures("django_db_setup")]
 
@@ -45,9 +45,6 @@ def at(cluster: Cluster, **changes: Any) -> Iterator[str]:
 
 def by_tcp(**more: Any) -> dict[str, Any]:
     return {"HOST": "127.0.0.1", "PASSWORD": PASSWORD, **more}
-
-
-KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 
 class TestTcp:

@@ -51,7 +51,7 @@ def test_options_of_django_that_are_in_order_or_not() -> None:
 
 def test_session_mode_is_as_a_direct_connection() -> None:
     with through("session"), nothing_used():
-        code, out = doctor("--database", "pooled", "--fail-level", "WARNING")
+        code, out = doctor("--database", "pooled", "--fail-level", "WARNING", "--accept", "keepalive.server")
         found = look("pooled")
     assert code == 0, out
     check(found["pooler"], "passed", "A pooler is between, in session mode")
