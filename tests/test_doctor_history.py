@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.test import override_settings
 
 from tests.support_core import database_alias, real_database, role, session, trigger
 from tests.support_doctor import check, doctor, look, not_passed, nothing_used, options, shadow
@@ -42,6 +43,10 @@ class TestMigrated:
     def test_tables_that_are_not_as_their_migrations_leave_them(self) -> None:
         with shadow(f"CREATE TABLE shadow.{TABLE} (id bigint)") as alias:
             check(look(alias)["history.migrated"], "failed", 'column "job" does not exist', "search_path")
+
+    @override_settings(MIGRATION_MODULES={"django_singlecron": None})
+    def test_a_project_that_makes_its_tables_otherwise(self) -> None:
+        check(look()["history.migrated"], "passed", "0 migrations")
 
     def test_a_role_that_may_not_see_what_is_applied(self) -> None:
         with role("clerk", ALL, SEQUENCE) as alias:
@@ -87,7 +92,9 @@ class TestWritable:
             f"\nfailed    history.writable   The history cannot be written: permission denied for table {TABLE}.\n"
             in out
         )
-        assert "\nnot made  history.slots      It needs history.writable, which is not proved.\n" in out
+        assert (
+            "\nnot made  history.slots      It needs history.writable, which is not proved: mend that first.\n" in out
+        )
 
     def test_a_table_that_swallows_rows(self) -> None:
         with trigger("BEFORE INSERT", "RETURN NULL;"):

@@ -108,7 +108,7 @@ def test_a_database_without_tables(primary: Cluster) -> None:
     missing = "0001_initial, 0002_slots, 0003_watch"
     assert f"\nfailed    history.migrated   The history is not migrated: {missing} not applied.\n" in out
     assert "To do: Run: manage.py migrate django_singlecron --database own\n" in out
-    assert "\nnot made  history.writable   It needs history.migrated, which is not proved.\n" in out
+    assert "\nnot made  history.writable   It needs history.migrated, which is not proved: mend that first.\n" in out
     assert "\npassed    lock.transactions" in out
 
 

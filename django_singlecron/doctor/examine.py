@@ -9,7 +9,7 @@ from django.db import Error
 
 from .. import registry
 from . import limits, locks, records, server
-from .report import Line, Report, Status, Unsound, Verdict, failed
+from .report import Line, Report, Status, Unsound, Verdict, failed, not_made
 from .stack import TOTAL_SECONDS, NoAnswer, Stack, advice_on, reason_of
 
 
@@ -50,10 +50,10 @@ def examine(alias: str, accepted: Collection[str] = ()) -> Report:
 
     Arguments: `accepted`, the ids of those whose warnings do not count.
     """
-    registry.autodiscover()
+    failures = registry.autodiscover()
     keys = [task.options.key for task in registry.tasks() if task.using == alias]
     algorithms = {key if isinstance(key, str) else "pair" if isinstance(key, tuple) else "integer" for key in keys}
-    stack = Stack(alias, algorithms)
+    stack = Stack(alias, algorithms, failures)
     try:
         lines = list(_examine(stack))
     finally:
@@ -75,11 +75,9 @@ def _examine(stack: Stack) -> Iterator[Line]:
 def _make(examination: Examination, stack: Stack, unproved: Collection[str]) -> Verdict:
     lacking = [need for need in examination.needs if need in unproved]
     if lacking:
-        return Verdict(Status.NOT_MADE, f"It needs {lacking[0]}, which is not proved.", f"Mend {lacking[0]} first.")
+        return not_made(f"It needs {lacking[0]}, which is not proved: mend that first.")
     if stack.seconds > TOTAL_SECONDS:
-        return Verdict(
-            Status.NOT_MADE, f"The {TOTAL_SECONDS:g} s for all of them were over.", "Mend what takes so long."
-        )
+        return not_made(f"The {TOTAL_SECONDS:g} s for all of them were over: mend what takes so long.")
     try:
         return examination.make(stack)
     except Unsound as unsound:

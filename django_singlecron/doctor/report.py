@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
     status: Status
     text: str
     advice: str = ""
-    """What to do; empty when it is passed."""
+    """What to do, when it is a warning or failed."""
     figures: Mapping[str, Any] = {}
     """What was measured, for machines."""
 
@@ -42,6 +42,11 @@ def warning(text: str, advice: str, **figures: Any) -> Verdict:
 def failed(text: str, advice: str, **figures: Any) -> Verdict:
     """Jobs do not run, or not as promised."""
     return Verdict(Status.FAILED, text, advice, figures)
+
+
+def not_made(text: str) -> Verdict:
+    """It could not be made; the text says why, and what to do."""
+    return Verdict(Status.NOT_MADE, text)
 
 
 class Unsound(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -48,9 +49,8 @@ def locking(stack: Stack) -> Verdict:
 
 def tasks(stack: Stack) -> Verdict:
     """The modules that hold tasks can be imported."""
-    failures = registry.autodiscover()
-    if failures:
-        names = ", ".join(f"{failure.module} ({reason_of(failure.error)})" for failure in failures)
+    if stack.import_failures:
+        names = ", ".join(f"{failed.module} ({reason_of(failed.error)})" for failed in stack.import_failures)
         return failed(f"Not every module of tasks can be imported: {names}.", "Mend it: none of its jobs can run.")
     count = sum(task.using == stack.alias for task in registry.tasks())
     return passed(f"{count} task{'' if count == 1 else 's'} of this database found.", tasks=count)
@@ -70,7 +70,7 @@ def connection(stack: Stack) -> Verdict:
         return failed("It has AUTOCOMMIT off, so jobs refuse to run.", "Remove AUTOCOMMIT from its settings.")
     try:
         session = stack.first
-    except (Error, NoAnswer) as error:
+    except (Error, NoAnswer, ImproperlyConfigured) as error:
         return failed(f"It cannot be reached: {reason_of(error)}.", "Mend the database, or its entry in DATABASES.")
     began = time.monotonic()
     database, role = session.row("SELECT current_database(), current_user")
@@ -90,7 +90,7 @@ def pooler(stack: Stack) -> Verdict:
         first.commit()
     except Error as error:
         return failed(
-            f"A transaction of several statements is refused: {reason_of(error)}.",
+            f"A transaction of several statements is refused, as by a pooler in statement mode: {reason_of(error)}.",
             "A run needs a transaction: set PgBouncer's pool_mode to transaction or session.",
         )
     if len(of_transaction) > 1:

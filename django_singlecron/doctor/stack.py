@@ -19,6 +19,7 @@ from ..interrupts import own_socket, shut_down
 from ..keys import LockKey
 from ..locks import Hold
 from ..locks.postgres import PostgresLock
+from ..registry import ImportFailure
 
 T = TypeVar("T")
 
@@ -96,9 +97,13 @@ class Session:
         """Return the rows of a query that may have to wait, in a transaction with the doctor's limits."""
         self.begin()
         try:
-            return self.rows(sql, parameters)
-        finally:
-            self.rollback()
+            rows = self.rows(sql, parameters)
+        except Error:
+            with suppress(Error):
+                self.rollback()
+            raise
+        self.rollback()
+        return rows
 
     def begin(self, *, limits: bool = True) -> None:
         """Begin a transaction; without `limits` its first statement is still to be sent."""
@@ -185,8 +190,12 @@ class Session:
 class Stack:
     """What is examined: one database of the project, seen from this replica."""
 
-    def __init__(self, alias: str, algorithms: Collection[str] = ()) -> None:
+    def __init__(
+        self, alias: str, algorithms: Collection[str] = (), import_failures: Sequence[ImportFailure] = ()
+    ) -> None:
         self.alias = alias
+        self.import_failures = import_failures
+        """The modules of tasks that cannot be imported."""
         self.algorithms = sorted({"hashtextextended", "pair", *algorithms})
         """The ways in which the tasks' names become keys: the default one and both key spaces at least."""
         self.pooled = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from django.db import connection
 
+from django_singlecron.doctor import stack
 from tests.support.pgbouncer import PgBouncer, busy_clients, running
 from tests.support.sessions import Watcher
 from tests.support_core import database_alias, real_database
@@ -62,17 +64,21 @@ def test_statement_mode_is_refused() -> None:
     with through("statement"), nothing_used():
         code, out = doctor("--database", "pooled")
     assert code == 1
-    assert (
-        "\nfailed    pooler             A transaction of several statements is refused: transaction blocks not allowed "
-        "in statement pooling mode" in out
+    # PgBouncer says so and hangs up, and psycopg 2 hears only that.
+    assert re.search(
+        r"\nfailed    pooler             A transaction of several statements is refused, as by a pooler in statement "
+        "mode: (transaction blocks not allowed in statement pooling mode|server closed the connection)",
+        out,
     )
     assert "To do: A run needs a transaction: set PgBouncer's pool_mode to transaction or session.\n" in out
-    assert "\nnot made  lock.excludes      It needs pooler, which is not proved.\n" in out
+    assert "\nnot made  lock.excludes      It needs pooler, which is not proved: mend that first.\n" in out
     assert "\npassed    clock " in out
 
 
-def test_a_pool_of_one_connection_lets_no_second_replica_ask() -> None:
+def test_a_pool_of_one_connection_lets_no_second_replica_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(stack, "ANSWER_SECONDS", 2)
     with through("transaction", pool_size=1):
-        check(look("pooled")["lock.excludes"], "failed", "no answer within 4 s while the first was in a", "two server")
+        check(look("pooled")["lock.excludes"], "failed", "no answer within 2 s while the first was in a", "two server")
     with through("session", pool_size=1):
-        check(look("pooled")["pooler"], "failed", "no answer within 9 s while the first was open", "two server")
+        check(look("pooled")["pooler"], "failed", "no answer within 4 s while the first was open", "two server")
