@@ -320,13 +320,12 @@ class Runner:
             )
 
     def _skipped(self, opened: Opened) -> Outcome[Any]:
-        guess = opened.holders[0] if opened.holders else None
         if opened.row is None:
-            return self._skip(None, guess, JobRun.SkipReason.LOCKED)
+            return self._skip(None, opened.holders[0] if opened.holders else None, JobRun.SkipReason.LOCKED)
         holder = holders.plain_holder(opened.row, opened.holders)
         if holder is None:
             holder = holders.find(self.connection, self.attempt, opened.row, opened.holders)
-        if holder != guess:
+        if opened.row.held_by != (holder.run_id if holder else None):
             history.name_holder(self.connection, opened.row, holder)
         return self._skip(opened.row.id, holder, JobRun.SkipReason.LOCKED)
 

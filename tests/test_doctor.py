@@ -366,7 +366,7 @@ class TestLocksThatDoNotExclude:
     @pytest.mark.parametrize(
         ("body", "says"),
         [
-            ("NULL", "Transaction 1 lost what a run sets in it"),
+            ("$2", "Transaction 1 lost what a run sets in it"),
             ("pg_catalog.set_config($1, $2, false)", "A session kept what transaction 1 had set for itself alone"),
         ],
     )

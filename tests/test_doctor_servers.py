@@ -105,8 +105,9 @@ def test_a_database_without_tables(primary: Cluster) -> None:
     with at(primary, NAME="postgres") as alias:
         code, out = doctor("--database", alias)
     assert code == 1
-    missing = "0001_initial, 0002_slots, 0003_watch"
-    assert f"\nfailed    history.migrated   The history is not migrated: {missing} not applied.\n" in out
+    assert re.search(
+        r"\nfailed    history.migrated   The history is not migrated: 0001_initial, 0002_slots, .+ not applied\.\n", out
+    )
     assert "To do: Run: manage.py migrate django_singlecron --database own\n" in out
     assert "\nnot made  history.writable   It needs history.migrated, which is not proved: mend that first.\n" in out
     assert "\npassed    lock.transactions" in out
