@@ -250,9 +250,10 @@ class TestConnection:
             asked.close()
             end_sleepers()
 
-    def test_reads_do_not_wait_for_a_migration(self, watcher: Any) -> None:
+    @pytest.mark.parametrize("table", ["django_singlecron_jobrun", "django_migrations"])
+    def test_reads_do_not_wait_for_a_migration(self, table: str) -> None:
         with session() as migration:
-            migration.execute("BEGIN; LOCK TABLE django_singlecron_jobrun")
+            migration.execute(f"BEGIN; LOCK TABLE {table}")
             found = look()
         check(found["history.migrated"], "failed", "lock timeout", "has the table locked")
         assert found["lock.transactions"].status.value == "passed"
