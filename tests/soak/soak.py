@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import random
 import re
 import shutil
+import socket
+import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +38,7 @@ from tests.soak.gate import Gate
 from tests.soak.replica import SIGTERM_CODE
 from tests.support.pgbouncer import PgBouncer, running
 
+PGBOUNCER = shutil.which("pgbouncer", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"]))
 PAUSE = 1.0
 """Seconds between two faults."""
 QUIET_EVERY = 60.0
@@ -110,7 +115,7 @@ class Soak:
         began = time.monotonic()
         with ExitStack() as stack:
             clusters = stack.enter_context(clusters_in_a_short_place())
-            self._cluster = clusters.primary("soak")
+            self._cluster = clusters.primary("soak", port=str(lasting_port()))
             connection = self._connection = self._cluster.connect()
             stack.enter_context(default_connection(connection))
             stack.callback(connection.close)
@@ -138,7 +143,7 @@ class Soak:
         return self._stopping.is_set() or time.monotonic() - began >= self._seconds
 
     def _start_bouncer(self, stack: ExitStack) -> PgBouncer | None:
-        if shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") is None:
+        if PGBOUNCER is None:
             return None
         # Where the server was down, PgBouncer tries again after that many seconds, not 15.
         return stack.enter_context(running(self._connection, pool_size=POOL_SIZE, server_login_retry="1"))
@@ -275,6 +280,16 @@ def in_short(result: Line) -> str:
     return f"{result.error}: {message}"[:150]
 
 
+def lasting_port() -> int:
+    """Return a free port that no client's end of a connection gets while the server is down."""
+    # Below what systems give to clients: from 32768 on Linux, from 49152 elsewhere.
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("No port is free.")
+
+
 def deaths(lines: list[Line]) -> Iterator[str]:
     """(d) Name the replicas that ended by themselves."""
     cut = {line.process for line in lines if line.kind == CUT}
@@ -337,4 +352,9 @@ def versions(connection: BaseDatabaseWrapper, bouncer: PgBouncer | None) -> dict
         "Django": django.get_version(),
         driver: version(packages[driver]),
     }
-    return found if bouncer else {**found, "PgBouncer": "none"}
+    return {**found, "PgBouncer": version_of_pgbouncer() if bouncer else "none"}
+
+
+def version_of_pgbouncer() -> str:
+    said = subprocess.run([PGBOUNCER, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.split()[1]
