@@ -1,4 +1,4 @@
-"""A real PgBouncer in transaction mode, in front of the test database."""
+"""A real PgBouncer, in front of the test database."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ listen_addr =
 listen_port = {port}
 unix_socket_dir = {directory}
 auth_type = any
-pool_mode = transaction
+pool_mode = {pool_mode}
 default_pool_size = {pool_size}
 max_client_conn = 400
 log_connections = 0
@@ -80,14 +80,16 @@ def _user(direct: BaseDatabaseWrapper) -> int | None:
 
 
 @contextmanager
-def running(direct: BaseDatabaseWrapper, *, pool_size: int) -> Iterator[PgBouncer]:
+def running(direct: BaseDatabaseWrapper, *, pool_size: int, pool_mode: str = "transaction") -> Iterator[PgBouncer]:
     """Run PgBouncer in the block, with at most `pool_size` connections to the server."""
     program, user = _program(), _user(direct)
     with tempfile.TemporaryDirectory(prefix="pgbouncer-") as name:
         directory = Path(name)
         configuration = directory / "pgbouncer.ini"
         configuration.write_text(
-            CONFIGURATION.format(server=_server(direct), port=PORT, directory=directory, pool_size=pool_size)
+            CONFIGURATION.format(
+                server=_server(direct), port=PORT, directory=directory, pool_size=pool_size, pool_mode=pool_mode
+            )
         )
         for path in (directory, configuration):
             os.chown(path, -1 if user is None else user, -1)
