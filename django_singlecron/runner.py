@@ -22,12 +22,12 @@ from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
-from .interrupts import Deadline, sigterm_raises
+from .interrupts import Deadline, kept_from_children, sigterm_raises
 from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .slots import slot_at
-from .transactions import explain_broken_transaction, is_closed, lock_lost, refuse_outer_transaction
+from .transactions import explain_broken_transaction, is_busy, is_closed, lock_lost, refuse_outer_transaction
 
 # How long a run waits until it looks again what became of an older attempt.
 IN_DOUBT_PAUSE_SECONDS = 0.02
@@ -95,7 +95,10 @@ class Runner:
                 self.mark_lost()
             while True:
                 try:
-                    with transaction.atomic(using=self.call.using, durable=True):
+                    with (
+                        kept_from_children(self.connection),
+                        transaction.atomic(using=self.call.using, durable=True),
+                    ):
                         self.hold(opened.isolation)
                         context = self._context()
                         self._look_again()
@@ -280,7 +283,8 @@ class Runner:
                         raise SlotTaken(None) from error
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                cut_off = is_closed(self.connection) or (deadline is not None and deadline.passed)
+                passed = deadline is not None and deadline.passed
+                cut_off = passed or is_closed(self.connection) or is_busy(self.connection)
                 self.lock_was_lost = self.connection.needs_rollback and not cut_off
                 raise
         return value

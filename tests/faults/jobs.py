@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from django.db import connection
@@ -53,6 +56,28 @@ Acts = dict[str, list[Any]]
 @singleton_task("faults-{lane}")
 def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     """Write twice, and act before, between and after."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-monthly-{lane}", once_per="month")
+def monthly(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, at most once a month."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-once-{lane}", once_per="month", retry=False)
+def once(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, and not again in a month in which it failed."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-timeout-{lane}", timeout=600)
+def timed(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, with a deadline, which watches from a thread of its own."""
+    return write_twice(attempt, acts)
+
+
+def write_twice(attempt: str, acts: Acts | None) -> str:
     run = current_run()
     assert witness is not None
     assert run is not None
@@ -96,10 +121,77 @@ def exit_at_once(code: int) -> None:
 
 def close_connection() -> None:
     run = current_run()
-    assert witness is not None
-    assert run is not None
-    witness.note(CUT, run=run.id)
+    if run is not None:
+        assert witness is not None
+        witness.note(CUT, run=run.id)
     connection.close()
+
+
+def sleep_in_the_database(seconds: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(%s)", [seconds])
+
+
+def fork(how: str) -> None:
+    """Fork a child that comes back out of the job or ends in it; wait for its end."""
+    pid = os.fork()
+    if pid == 0:
+        if how == "os._exit":
+            os._exit(0)
+        if how == "sys.exit":
+            sys.exit(0)
+        if how == "query":
+            # On a connection of its own: that of the run is its parent's.
+            sleep_in_the_database(0)
+            connection.close()
+            os._exit(0)
+        return
+    os.waitpid(pid, 0)
+
+
+def leave_a_child(pid_file: str) -> None:
+    """Fork a child that outlives this process, write its process id into a file, and be killed."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    Path(pid_file).write_text(str(pid))
+    kill()
+
+
+hoard: list[bytearray] = []
+
+
+def use_up_memory(keep: bool) -> None:
+    """Allocate until there is no memory left to this process; then keep it, or let it go."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    kept = hoard if keep else []
+    while True:
+        kept.append(bytearray(1 << 18))
+
+
+def write_output(flush: bool) -> None:
+    # Whatever PYTHONUNBUFFERED says.
+    sys.stdout.reconfigure(write_through=flush)
+    print("output", flush=flush)
+
+
+def fill_file(path: str) -> None:
+    """Write a file larger than this process may."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY))
+    Path(path).write_bytes(bytes(1 << 19))
+
+
+def wait_for(kind: str) -> None:
+    """Wait until a kind of line is in the witness."""
+    assert witness is not None
+    witness.wait_for(kind)
+
+
+def on_commit(name: str, *arguments: Any) -> None:
+    """Do something once the run is committed."""
+    connection.on_commit(lambda: ACTS[name](*arguments) and None)
 
 
 ACTS: dict[str, Callable[..., object]] = {
@@ -108,7 +200,16 @@ ACTS: dict[str, Callable[..., object]] = {
     "os._exit": exit_at_once,
     "sys.exit": sys.exit,
     "close": close_connection,
+    "pause": time.sleep,
+    "wait for": wait_for,
+    "pg_sleep": sleep_in_the_database,
+    "fork": fork,
+    "leave a child": leave_a_child,
+    "memory": use_up_memory,
+    "print": write_output,
+    "fill a file": fill_file,
+    "on_commit": on_commit,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work}
+JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly, "once": once, "timed": timed}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""

@@ -58,7 +58,11 @@ AFTER_MARK = Point("success mark unanswered", Step.MARK, "after")
 BEFORE_COMMIT = Point("COMMIT unsent", Step.COMMIT, "before")
 AFTER_COMMIT = Point("COMMIT unanswered", Step.COMMIT, "after")
 
-# In the order of a run.
+# Of a run that failed, or that lost the lock to another since its probe.
+BEFORE_RECORD = Point("end unrecorded", Step.RECORD, "before")
+AFTER_RECORD = Point("record unanswered", Step.RECORD, "after")
+
+# In the order of a run that succeeds.
 POINTS = (
     CONNECTING,
     BEFORE_ATTEMPT,
@@ -72,4 +76,7 @@ POINTS = (
     BEFORE_COMMIT,
     AFTER_COMMIT,
 )
+# Where no statement passes, so that only the body itself can inject something.
+LAST_IN_BODY = "body, after its last write"
+ON_COMMIT = "on_commit hook"
 AFTER_RUN = "after the run"
