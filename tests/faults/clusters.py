@@ -59,7 +59,8 @@ class Cluster:
         """Make its data anew, with the project's tables in it, and leave it stopped."""
         self._own_directory()
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
-        self.run("initdb", "--pgdata", self.data, *options)
+        # Small, since the data is copied for every cluster.
+        self.run("initdb", "--pgdata", self.data, *options, "--wal-segsize=1")
         # Whoever reaches it: it listens on addresses of this machine alone.
         with (self.data / "pg_hba.conf").open("a") as file:
             file.write("host all all all trust\n")
@@ -115,10 +116,12 @@ class Cluster:
         self.start()
 
     def kill(self) -> None:
-        """End the server's first process with kill -9; the others notice and end by themselves."""
+        """End the server's first process with kill -9, and wait for the others to notice and end by themselves."""
         pid = self.postmaster
+        # Until they notice, they do what they are asked.
+        family = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(pid), what="the server is dead")
+        wait_until(lambda: not any(map(is_alive, family)), what="the server is dead")
 
     def promote(self) -> None:
         """Make a primary of a standby."""
@@ -204,7 +207,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process is there, and is not merely waiting to be told of by its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -246,9 +249,14 @@ class Clusters:
         self._made.append(cluster)
         return cluster
 
-    def destroy(self, keep: int = 0) -> None:
-        while len(self._made) > keep:
-            self._made.pop().destroy()
+    def remove(self, cluster: Cluster) -> None:
+        """Stop a server and remove its data."""
+        self._made.remove(cluster)
+        cluster.destroy()
+
+    def destroy(self) -> None:
+        for cluster in reversed(self._made[:]):
+            self.remove(cluster)
 
 
 @contextmanager
@@ -266,6 +274,6 @@ def clusters_in_a_short_place() -> Iterator[Clusters]:
 
 def wait_until_caught_up(primary: Cluster, standby: Cluster) -> None:
     """Wait until all that is committed on the primary can be read on its standby."""
-    [(end,)] = primary.fetch("SELECT pg_current_wal_insert_lsn()::text")
+    [(end,)] = primary.fetch("SELECT pg_current_wal_flush_lsn()::text")
     query = "SELECT coalesce(pg_last_wal_replay_lsn() >= %s::pg_lsn, false)"
     wait_until(lambda: standby.fetch(query, [end]) == [(True,)], what="the standby has caught up")

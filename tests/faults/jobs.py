@@ -132,6 +132,40 @@ def sleep_in_the_database(seconds: float) -> None:
         cursor.execute("SELECT pg_sleep(%s)", [seconds])
 
 
+def ask_for_megabytes(after: float) -> None:
+    """Ask for an answer that no buffer holds, which the server sends some seconds later."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT repeat('x', 1000000) FROM (SELECT pg_sleep(%s) OFFSET 0) AS slept, generate_series(1, 50)", [after]
+        )
+
+
+class SlowReader:
+    """A file that takes its time over what is first written to it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def write(self, data: bytes) -> None:
+        time.sleep(self._seconds)
+        self._seconds = 0
+
+
+def read_slowly(seconds: float, may_take: str | None) -> None:
+    """Copy megabytes out of the database and pause while most are on their way."""
+    copy = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 50000)) TO STDOUT"
+    reader = SlowReader(seconds)
+    with connection.cursor() as cursor:
+        if may_take is not None:
+            cursor.execute(f"SET LOCAL tcp_user_timeout = '{may_take}'")
+        if hasattr(cursor, "copy_expert"):
+            cursor.copy_expert(copy, reader)
+            return
+        with cursor.copy(copy) as chunks:
+            for chunk in chunks:
+                reader.write(chunk)
+
+
 def fork(how: str) -> None:
     """Fork a child that comes back out of the job or ends in it; wait for its end."""
     pid = os.fork()
@@ -203,6 +237,8 @@ ACTS: dict[str, Callable[..., object]] = {
     "pause": time.sleep,
     "wait for": wait_for,
     "pg_sleep": sleep_in_the_database,
+    "megabytes": ask_for_megabytes,
+    "read slowly": read_slowly,
     "fork": fork,
     "leave a child": leave_a_child,
     "memory": use_up_memory,
