@@ -20,7 +20,19 @@ from django_singlecron import (
 from django_singlecron.database import reconnecting, refusal, sqlstate, try_again
 from django_singlecron.models import JobRun
 
-from .support_core import database_alias, is_free, job, real_database, role, session, trigger, write, written
+from .support_core import (
+    TAKES_LOCK,
+    before_statement,
+    database_alias,
+    is_free,
+    job,
+    real_database,
+    role,
+    session,
+    trigger,
+    write,
+    written,
+)
 
 pytestmark = real_database
 
@@ -81,16 +93,14 @@ def test_a_role_that_may_not_draw_tokens_runs_without_them() -> None:
 
 
 def test_a_connection_that_goes_before_the_lock() -> None:
-    def cut(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.strip().startswith("SELECT CASE WHEN pg_try_advisory_xact_lock"):
-            with session() as other:
-                other.execute("SELECT pg_terminate_backend(%s)", backend)
-        return execute(sql, params, many, context)
+    def cut() -> None:
+        with session() as other:
+            other.execute("SELECT pg_terminate_backend(%s)", backend)
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         backend = cursor.fetchone()[0]
-    with connection.execute_wrapper(cut):
+    with before_statement(TAKES_LOCK, cut):
         refused(DatabaseUnavailable, "cannot be reached or used")
     assert (JobRun.objects.get().status, JobRun.objects.get().error_class) == (
         "failed",

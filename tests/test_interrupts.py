@@ -35,6 +35,7 @@ from .support_core import (
     real_database,
     run_async,
     session,
+    sql,
     the_run,
     write,
     written,
@@ -46,7 +47,7 @@ SHORT = 0.2
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _no_thread_left_behind() -> Iterator[None]:
     """Assert that a test leaves no thread, no handler and no descriptor."""
     handlers = signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)
     connection.close()
@@ -58,11 +59,6 @@ def _nothing_left_behind() -> Iterator[None]:
     assert not [thread for thread in left if thread.join(WAIT) or thread.is_alive()]
     assert (signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)) == handlers
     assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def sql(statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
 
 
 def sleep() -> None:

@@ -41,6 +41,7 @@ from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
 
 from .support_core import (
+    TAKES_LOCK,
     database_alias,
     eventually,
     in_thread,
@@ -49,6 +50,7 @@ from .support_core import (
     real_database,
     run_async,
     session,
+    sql,
     the_run,
     write,
     written,
@@ -56,12 +58,7 @@ from .support_core import (
 
 pytestmark = real_database
 
-SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT CASE", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
-
-
-def sql(statement: str, *parameters: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters or None)
+SQL_OF_A_RUN = ["WITH", "BEGIN", TAKES_LOCK, "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
 
 
 # What it sends and returns
