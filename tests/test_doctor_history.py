@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.test import override_settings
 
 from tests.support_core import database_alias, real_database, role, session, trigger
@@ -162,7 +165,28 @@ class TestTimeouts:
         with changed(
             f'ALTER DATABASE "{name}" SET statement_timeout = 1000', f'ALTER DATABASE "{name}" RESET statement_timeout'
         ):
-            check(look()["timeouts"], "warning", "statement_timeout = 1 s of the database ends", "Raise it")
+            check(
+                look()["timeouts"],
+                "warning",
+                "statement_timeout = 1 s of the database ends",
+                r"Raise it for .*ALTER ROLE",
+            )
+
+    @pytest.mark.parametrize("is_of_session", [False, True])
+    def test_of_what_overrules_the_role(self, is_of_session: bool) -> None:
+        def limit(connection: BaseDatabaseWrapper, **_: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SET statement_timeout = 1000")
+
+        if is_of_session:
+            connection_created.connect(limit)
+        try:
+            with database_alias("limited", OPTIONS=options(*([] if is_of_session else ["statement_timeout=1000"]))):
+                verdict = look("limited")["timeouts"]
+        finally:
+            connection_created.disconnect(limit)
+        whose = "of the session" if is_of_session else "of OPTIONS in DATABASES"
+        check(verdict, "warning", f"statement_timeout = 1 s {whose} ends", "Raise it where it is set, or make the jobs")
 
     def test_a_transaction_may_take_less_than_runs_took(self) -> None:
         needs_transaction_timeout()

@@ -44,8 +44,11 @@ _WHERE = {
     "database": "of the database",
     "database user": "of the role in the database",
     "client": "of OPTIONS in DATABASES",
-    "session": "of OPTIONS in DATABASES",
+    "session": "of the session",
 }
+
+# What of these overrules ALTER ROLE.
+_ABOVE_ROLE = ("database user", "client", "session")
 
 # Of a limit that a run has come this near to, the next one may fall foul.
 NEAR = 0.8
@@ -204,4 +207,5 @@ def _later_than(limit: Limit, stack: Stack) -> str:
 
 
 def _raise_limit(limit: Limit) -> str:
-    return f"Raise it for the role of the jobs (ALTER ROLE … SET {limit.name} = …), or make them shorter."
+    of_role = f"for the role of the jobs (ALTER ROLE … SET {limit.name} = …)"
+    return f"Raise it {'where it is set' if limit.source in _ABOVE_ROLE else of_role}, or make the jobs shorter."
