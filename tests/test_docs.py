@@ -27,6 +27,7 @@ from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.project import Project
 from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, anchors, links, read_snippets
+from tests.support_doctor import KEEPALIVES
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 CHECKS = ROOT / "docs" / "checks.md"
@@ -52,8 +53,7 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
             cursor.execute(f"CREATE DATABASE {name}")
         keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
         # For the doctor, where the tests reach their server by TCP.
-        options = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": options}
+        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": KEEPALIVES}
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
