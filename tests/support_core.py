@@ -174,6 +174,17 @@ def eventually(condition: Callable[[], Any]) -> bool:
 
 
 @contextmanager
+def changed(do: str, undo: str) -> Iterator[None]:
+    """Let another session send one statement before the block, and another after it."""
+    with session() as owner:
+        owner.execute(do)
+        try:
+            yield
+        finally:
+            owner.execute(undo)
+
+
+@contextmanager
 def before_statement(start: str, interfere: Callable[[], Any]) -> Iterator[None]:
     """Call `interfere` once, right before the connection sends the first statement that begins with `start`.
 

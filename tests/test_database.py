@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from django_singlecron.models import JobRun
 from .support_core import (
     TAKES_LOCK,
     before_statement,
+    changed,
     database_alias,
     is_free,
     job,
@@ -37,16 +36,6 @@ from .support_core import (
 pytestmark = real_database
 
 
-@contextmanager
-def altered(do: str, undo: str) -> Iterator[None]:
-    with session() as owner:
-        owner.execute(do)
-        try:
-            yield
-        finally:
-            owner.execute(undo)
-
-
 def refused(kind: type[RunRefused], match: str, using: str = "default") -> None:
     ran: list[int] = []
     with pytest.raises(kind, match=match) as error:
@@ -58,14 +47,14 @@ def refused(kind: type[RunRefused], match: str, using: str = "default") -> None:
 
 
 def test_a_history_that_is_not_migrated() -> None:
-    with altered(
+    with changed(
         "ALTER TABLE django_singlecron_jobrun RENAME TO away", "ALTER TABLE away RENAME TO django_singlecron_jobrun"
     ):
         refused(HistoryNotMigrated, "manage.py migrate django_singlecron --database default")
 
 
 def test_a_history_of_an_older_version() -> None:
-    with altered(
+    with changed(
         "ALTER TABLE django_singlecron_jobrun RENAME trigger TO away",
         "ALTER TABLE django_singlecron_jobrun RENAME away TO trigger",
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.test import override_settings
 
-from tests.support_core import database_alias, real_database, role, session, trigger
+from tests.support_core import changed, database_alias, real_database, role, trigger
 from tests.support_doctor import check, doctor, look, not_passed, nothing_used, options, shadow
 from tests.support_watch import AddTask, add_task_fixture, now, record
 
@@ -25,16 +23,6 @@ TABLE = "django_singlecron_jobrun"
 ALL = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE}, django_singlecron_jobwatch TO clerk"
 MIGRATIONS = "GRANT SELECT ON django_migrations TO clerk"
 SEQUENCE = f"GRANT USAGE ON SEQUENCE {TABLE}_id_seq TO clerk"
-
-
-@contextmanager
-def changed(do: str, undo: str) -> Iterator[None]:
-    with session() as owner:
-        owner.execute(do)
-        try:
-            yield
-        finally:
-            owner.execute(undo)
 
 
 class TestMigrated:
