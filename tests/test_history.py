@@ -22,6 +22,7 @@ from .support_core import (
     TAKES_LOCK,
     Session,
     before_statement,
+    changed,
     database_alias,
     is_free,
     job,
@@ -63,6 +64,17 @@ def live(other: Session) -> dict[str, Any]:
     """Return what a row of the session `other` says of it."""
     other.connection.ensure_connection()
     return {"backend_pid": other.one("SELECT pg_backend_pid()")}
+
+
+def test_a_run_does_not_need_the_migration_that_drops_a_column() -> None:
+    with changed(
+        "ALTER TABLE django_singlecron_jobrun ADD COLUMN backend_start timestamptz",
+        "ALTER TABLE django_singlecron_jobrun DROP COLUMN backend_start",
+    ):
+        assert job(write)()
+        with hold_lock("job"):
+            assert not job(write)()
+    assert sorted(JobRun.objects.values_list("status", flat=True)) == ["skipped", "succeeded"]
 
 
 # Who holds it
