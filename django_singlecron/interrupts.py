@@ -98,12 +98,15 @@ class Deadline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
-        if self._by_signal:
-            signal.signal(signal.SIGURG, self._previous_handler)
-        if self._socket is not None:
-            _deadline_sockets.discard(self._socket)
-            self._socket.close()
+        try:
+            self._stop()
+        finally:
+            # Also when a SIGTERM or Ctrl-C breaks that off.
+            if self._by_signal:
+                signal.signal(signal.SIGURG, self._previous_handler)
+            if self._socket is not None:
+                self._socket.close()
+                _deadline_sockets.discard(self._socket)
         # Whoever asked the process to end meanwhile is still waiting for that.
         if self.passed and not isinstance(error, Terminated | KeyboardInterrupt):
             raise RunTimedOut(self._message) from error

@@ -218,6 +218,23 @@ def test_a_signal_that_comes_as_the_time_is_up_is_not_lost(number: int, error: t
     assert written() == []
 
 
+class BrokenOffJoin(threading.Thread):
+    """A thread whose end is waited for when Ctrl-C comes."""
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_deadline_ends_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("django_singlecron.interrupts.threading.Thread", BrokenOffJoin)
+        with pytest.raises(KeyboardInterrupt):
+            job(write, timeout=60)()
+    assert the_run().status == "failed"
+    assert written() == []
+
+
 def test_a_job_that_is_faster_than_its_timeout_is_not_touched() -> None:
     before = set(threading.enumerate())
     during: list[Any] = []
