@@ -291,8 +291,8 @@ class Runner:
             return
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
-        texts = history.Texts.of(error)
         try:
+            texts = history.Texts.of(error)
             token = context.run.token_if_drawn if context else None
             if context:
                 context.run.end(token)
