@@ -1,0 +1,168 @@
+"""Replicas on order: `python -m tests.faults.worker` starts Django once and forks a process for each order it reads.
+
+An order is a line of JSON on the standard input, see `Order`. The answer is a line "<pid>". What becomes of the process
+is in the witness. At the end of the input all processes that are left are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+import django
+
+from tests.faults.witness import ATTEMPT, DIED, GO, RESULT, Witness
+
+
+class Call(TypedDict):
+    """One call of a job: the name that it has in `jobs.JOBS`, and its arguments.
+
+    `attempt` is always one of them, by which its row is found in the history.
+    """
+
+    job: str
+    arguments: dict[str, Any]
+
+
+class Order(TypedDict):
+    """What a process is to do: its calls one after the other, each but the first once it may `GO`."""
+
+    calls: list[Call]
+    database: dict[str, Any]
+    witness: str
+    stdout: str
+    stderr: str
+    limits: dict[str, int]
+    """Names of `resource`, such as `RLIMIT_AS`, with the soft limit for each."""
+
+
+def call_job(witness: Witness, call: Call) -> int:
+    """Call a job, tell the witness what came of it, and return the exit code that a process would end with."""
+    from tests.faults import jobs
+
+    jobs.witness = witness
+    task, arguments = jobs.JOBS[call["job"]], call["arguments"]
+    attempt = arguments["attempt"]
+    job = task.name_of_call((), arguments)
+    witness.note(ATTEMPT, attempt=attempt, job=job, task=call["job"], lane=arguments.get("lane", jobs.LANE))
+    code: Any = 0
+    try:
+        result = task(**arguments)
+    except BaseException as error:
+        witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=str(error)[:2000])
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        witness.note(RESULT, attempt=attempt, outcome=result.outcome, run=result.run_id, reason=result.skip_reason)
+    return int(code)
+
+
+def use_database(database: Mapping[str, Any]) -> None:
+    """Let the process's default connection be one with these settings."""
+    from tests.support.threads import connect_through
+
+    connect_through(database)
+
+
+def replica(order: Order) -> int:
+    """Do what is ordered, in a process of its own; return the exit code."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        path = order[name] if name != "stdin" else os.devnull  # type: ignore[literal-required]
+        file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    for limit, value in order["limits"].items():
+        which = getattr(resource, limit)
+        resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
+    use_database(order["database"])
+    witness = Witness(Path(order["witness"]))
+    code = 0
+    for number, call in enumerate(order["calls"]):
+        if number > 0:
+            witness.wait_for(GO, attempt=call["arguments"]["attempt"])
+        code = call_job(witness, call)
+    return code
+
+
+class Forks:
+    """The processes that are being used."""
+
+    def __init__(self) -> None:
+        self._witnesses: dict[int, str] = {}
+
+    def start(self, order: Order) -> int:
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                code = replica(order)
+                sys.stdout.flush()
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                # Sockets are closed as the system does it, without a word to the server.
+                os._exit(code)
+        self._witnesses[pid] = order["witness"]
+        return pid
+
+    def reap(self) -> None:
+        """Tell the witness of those that have ended."""
+        for pid in list(self._witnesses):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                # A test that is over has taken its witness away.
+                with suppress(OSError):
+                    witness = Witness(Path(self._witnesses.pop(pid)))
+                    witness.note(DIED, process=pid, code=os.waitstatus_to_exitcode(status))
+                    witness.close()
+
+    def kill(self) -> None:
+        for pid in self._witnesses:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def main() -> None:
+    django.setup()
+    # Loaded once, for all.
+    from tests.faults import jobs  # noqa: F401
+
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forks = Forks()
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)  # type: ignore[attr-defined]
+    selector.register(woken, selectors.EVENT_READ)
+    orders = b""
+    while True:
+        for key, _ in selector.select():
+            data = os.read(key.fd, 65536)
+            if key.fd == woken:
+                forks.reap()
+                continue
+            if not data:
+                forks.kill()
+                return
+            *lines, orders = (orders + data).split(b"\n")
+            for line in lines:
+                print(forks.start(json.loads(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
