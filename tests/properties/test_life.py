@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
 
 from django.db import connection
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from django_singlecron import RunResult
 from django_singlecron.models import JobRun
@@ -27,7 +21,7 @@ from tests.properties.replica import Replica
 from tests.support.deadlines import wait_until
 from tests.support_core import job, real_database, session, written
 
-EXAMPLES, STEPS = (300, 50) if os.environ.get("FULL_SIZE") else (15, 30)
+EXAMPLES, STEPS = (300, 50) if os.environ.get("FULL_SIZE") else (25, 30)
 
 SLOTS = [datetime(2026, 11, day, 2, tzinfo=timezone.utc) for day in range(1, 29)]
 
@@ -96,7 +90,8 @@ class Life(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.work: set[str] = set()
         self.now = 0
-        self.outsider: Any = None
+        self.outsider = False
+        self.outsiders = ExitStack()
 
     @initialize(retry=st.booleans(), record_skips=st.booleans())
     def decorate(self, retry: bool, record_skips: bool) -> None:
@@ -107,17 +102,38 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         for number in list(self.bodies):
             self.end_body(number, "raise")
-        self.let_go()
+        self.outsiders.close()
         for replica in self.replicas:
             replica.end()
         JobRun.objects.all().delete()
         Tenant.objects.all().delete()
 
-    # What happens
+    # What happens. It is one rule, since Hypothesis would leave some of several out of each life.
 
-    @precondition(lambda self: len(self.bodies) < 3)
-    @rule(data=st.data(), force=st.booleans(), earlier=st.sampled_from([0, 0, 0, 1]))
-    def attempt(self, data: st.DataObject, force: bool, earlier: int) -> None:
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        happening = data.draw(st.sampled_from([name for name, times in self.possible() for _ in range(times)]))
+        getattr(self, happening)(data)
+
+    def possible(self) -> list[tuple[str, int]]:
+        """What may happen next, and how likely."""
+        holds = self.holder() is not None
+        return [
+            ("attempt", 8 * (len(self.bodies) < len(self.replicas))),
+            ("end", 8 * bool(self.bodies)),
+            ("call_from_within", 2 * holds),
+            ("kill_the_session", holds),
+            ("close_the_connection", holds),
+            # Where each end counts, others wait ten seconds for the end of a run that goes on without its lock.
+            ("end_the_transaction", holds and self.retry),
+            ("delete_a_row", bool(self.deletable())),
+            ("move_on_to_the_next_slot", 2 * (self.now < len(SLOTS) - 1)),
+            ("let_somebody_else_take_the_lock", not self.outsider and not holds),
+            ("let_go", 4 * bool(self.outsider)),
+        ]
+
+    def attempt(self, data: st.DataObject) -> None:
+        force, earlier = data.draw(st.sampled_from([False, False, True])), data.draw(st.sampled_from([0, 0, 0, 1]))
         number = data.draw(st.sampled_from([n for n in range(3) if n not in self.bodies]))
         slot = SLOTS[max(self.now - earlier, 0)]
         taker = self.taker(slot)
@@ -144,25 +160,20 @@ class Life(RuleBasedStateMachine):
         self.rows[run] = row
         self.bodies[number] = Body(run, None if late_taker else row.slot, row)
 
-    @precondition(lambda self: self.bodies)
-    @rule(data=st.data(), how=st.sampled_from(["return", "return", "raise", "swallow", "exit 0", "exit 3"]))
-    def end(self, data: st.DataObject, how: str) -> None:
+    def end(self, data: st.DataObject) -> None:
+        how = data.draw(st.sampled_from(["return", "return", "raise", "raise", "swallow", "exit 0", "exit 3"]))
         number = data.draw(st.sampled_from(sorted(self.bodies)))
         if self.bodies[number].lock != "holds" and how in ("swallow", "exit 0"):
             how = "return"
         self.end_body(number, how)
 
-    @precondition(lambda self: self.holder())
-    @rule()
-    def kill_the_session(self) -> None:
+    def kill_the_session(self, _: st.DataObject) -> None:
         number, body = self.holding()
         with session() as other:
             assert other.one("SELECT pg_terminate_backend(%s, 10000)", self.replicas[number].backend_pid)
         body.lock = "killed"
 
-    @precondition(lambda self: self.holder())
-    @rule()
-    def close_the_connection(self) -> None:
+    def close_the_connection(self, _: st.DataObject) -> None:
         number, body = self.holding()
         self.replicas[number].act("close")
         pid = self.replicas[number].backend_pid
@@ -171,10 +182,8 @@ class Life(RuleBasedStateMachine):
             wait_until(lambda: other.one(gone, pid), what="the end of the session")
         body.lock = "closed"
 
-    # Where each end counts, others wait ten seconds for the end of a run that went on without its lock.
-    @precondition(lambda self: self.holder() and self.retry)
-    @rule(statement=st.sampled_from(["commit", "rollback"]))
-    def end_the_transaction(self, statement: str) -> None:
+    def end_the_transaction(self, data: st.DataObject) -> None:
+        statement = data.draw(st.sampled_from(["commit", "rollback"]))
         number, body = self.holding()
         self.replicas[number].act(statement)
         body.lock = "ended"
@@ -183,9 +192,7 @@ class Life(RuleBasedStateMachine):
             self.rows |= body.inner
             body.inner.clear()
 
-    @precondition(lambda self: self.holder())
-    @rule()
-    def call_from_within(self) -> None:
+    def call_from_within(self, _: st.DataObject) -> None:
         number, body = self.holding()
         result = self.call(number, SLOTS[self.now], False)
         assert result is not None
@@ -194,8 +201,6 @@ class Life(RuleBasedStateMachine):
         if result.run_id is not None:
             body.inner[result.run_id] = Row("skipped", None, False, "locked", body.run)
 
-    @precondition(lambda self: self.deletable())
-    @rule(data=st.data())
     def delete_a_row(self, data: st.DataObject) -> None:
         run = data.draw(st.sampled_from(self.deletable()))
         JobRun.objects.filter(pk=run).delete()
@@ -203,23 +208,14 @@ class Life(RuleBasedStateMachine):
         # Django's own rule for what refers to a deleted row.
         self.rows |= {id_: replace(row, held_by=None) for id_, row in self.rows.items() if row.held_by == run}
 
-    @precondition(lambda self: self.now < len(SLOTS) - 1)
-    @rule()
-    def move_on_to_the_next_slot(self) -> None:
+    def move_on_to_the_next_slot(self, _: st.DataObject) -> None:
         self.now += 1
 
-    @precondition(lambda self: not self.outsider and not self.holder())
-    @rule()
-    def let_somebody_else_take_the_lock(self) -> None:
-        self.outsider = hold_lock("life")
-        self.outsider.__enter__()
+    def let_somebody_else_take_the_lock(self, _: st.DataObject) -> None:
+        self.outsiders.enter_context(self.as_outsider())
 
-    @precondition(lambda self: self.outsider)
-    @rule()
-    def let_go(self) -> None:
-        if self.outsider:
-            self.outsider.__exit__(None, None, None)
-        self.outsider = None
+    def let_go(self, _: st.DataObject) -> None:
+        self.outsiders.close()
 
     # What holds after each step
 
@@ -249,7 +245,14 @@ class Life(RuleBasedStateMachine):
         taken = [row.slot for row in self.rows.values() if row.status == "succeeded" and row.slot]
         assert len(taken) == len(set(taken))
 
-    # The model's own questions
+    # The model's own means and questions
+
+    @contextmanager
+    def as_outsider(self) -> Iterator[None]:
+        with hold_lock("life"):
+            self.outsider = True
+            yield
+        self.outsider = False
 
     def call(self, number: int, slot: datetime, force: bool) -> RunResult[None] | None:
         return self.replicas[number].call(self.task, slot, force)
