@@ -26,6 +26,11 @@ INTERRUPT_AGAIN_AFTER = 1.0
 
 _SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 
+# What holds the locks of this process's runs, in whichever thread they are: their connections, and the sockets that
+# deadlines have doubled.
+_run_connections: set[BaseDatabaseWrapper] = set()
+_deadline_sockets: set[socket.socket] = set()
+
 
 class Terminated(SystemExit):
     """A SIGTERM, raised in the job so that its work is rolled back and its record written; exit code 143."""
@@ -75,6 +80,8 @@ class Deadline:
         self._thread_id = threading.get_ident()
         # A descriptor of its own: the job may close the connection, and the number be used again.
         self._socket = None if self._connection is None else _own_socket(self._connection)
+        if self._socket is not None:
+            _deadline_sockets.add(self._socket)
         if self._by_signal:
             # The system ignores SIGURG by default, so one that arrives late harms nobody.
             self._previous_handler = signal.signal(signal.SIGURG, self._on_signal)
@@ -93,6 +100,7 @@ class Deadline:
         if self._by_signal:
             signal.signal(signal.SIGURG, self._previous_handler)
         if self._socket is not None:
+            _deadline_sockets.discard(self._socket)
             self._socket.close()
         if self.passed:
             raise RunTimedOut(self._message) from error
@@ -177,13 +185,34 @@ def sigterm_raises() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def kept_from_children(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Let no child that is forked in the block, by whichever thread, keep the connection's socket.
+
+    A child that outlived a killed parent would else keep the session, and with it the lock, for as long as it lives.
+    """
+    _run_connections.add(connection)
+    try:
+        yield
+    finally:
+        _run_connections.discard(connection)
+
+
 def _leave_run_after_fork() -> None:
-    """Cut a forked child off from its parent's run.
+    """Cut a forked child off from its parent's runs.
 
     The child shares the parent's socket, and what it sent there would end the parent's transaction. So it forgets the
     connection without a word to the server (the drivers' destructors keep still in a child) and, should it need the
     database, gets one of its own.
     """
+    for connection in _run_connections:
+        # One that is closed has no socket, and one to a file none either.
+        with suppress(Exception):
+            _replace_socket(connection.connection.fileno())
+    for deadline_socket in _deadline_sockets:
+        deadline_socket.close()
+    _run_connections.clear()
+    _deadline_sockets.clear()
     context = run_context.get()
     while context is not None:
         connection = connections[context.run.using]
@@ -195,6 +224,13 @@ def _leave_run_after_fork() -> None:
         connection.run_on_commit = []
         context = context.outer
     run_context.set(None)
+
+
+def _replace_socket(descriptor: int) -> None:
+    # Not closed: the driver may still use the number, which must not become that of another file.
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
 
 
 with suppress(AttributeError):  # where there are no forks

@@ -22,7 +22,7 @@ from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
-from .interrupts import Deadline, sigterm_raises
+from .interrupts import Deadline, kept_from_children, sigterm_raises
 from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
@@ -95,7 +95,10 @@ class Runner:
                 self.mark_lost()
             while True:
                 try:
-                    with transaction.atomic(using=self.call.using, durable=True):
+                    with (
+                        kept_from_children(self.connection),
+                        transaction.atomic(using=self.call.using, durable=True),
+                    ):
                         self.hold(opened.isolation)
                         context = self._context()
                         self._look_again()

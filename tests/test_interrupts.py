@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection
 
-from django_singlecron import ForkedRun, RunTimedOut, current_run
+from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, _shut_down
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
@@ -505,6 +505,49 @@ def test_a_fork_in_a_run_inside_a_run_leaves_both() -> None:
         assert job(lambda: inner(), "outer")()
     assert codes == [0]
     assert set(JobRun.objects.values_list("status", flat=True)) == {"succeeded"}
+
+
+def has_file(inode: int) -> bool:
+    """Whether this process has an open file of this number."""
+    for descriptor in range(256):
+        with suppress(OSError):
+            if os.fstat(descriptor).st_ino == inode:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize("in_another_thread", [False, True])
+def test_a_forked_child_does_not_keep_the_socket_that_holds_the_lock(
+    timeout: int | None, in_another_thread: bool
+) -> None:
+    codes: list[int] = []
+
+    def work() -> None:
+        inode = os.fstat(connection.connection.fileno()).st_ino
+
+        def fork() -> int:
+            return forked(lambda: 1 if has_file(inode) else 0)
+
+        assert has_file(inode)
+        codes.append(in_thread(fork) if in_another_thread else fork())
+        write()
+
+    assert job(work, timeout=timeout)()
+    assert codes == [0]
+    assert written() == ["written"]
+
+
+def test_a_fork_after_the_job_closed_its_connection_is_nobodys_affair() -> None:
+    codes: list[int] = []
+
+    def work() -> None:
+        connection.close()
+        codes.append(forked(lambda: 0))
+
+    with pytest.raises(LockLost):
+        job(work)()
+    assert codes == [0]
 
 
 def test_a_fork_outside_a_run_is_nobodys_affair() -> None:

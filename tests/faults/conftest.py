@@ -13,7 +13,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from tests.faults import jobs
 from tests.faults.proxy import Proxy
 from tests.faults.replicas import Case, Workers
-from tests.faults.steps import AFTER_RUN, POINTS, Point
+from tests.faults.steps import AFTER_RUN, BEFORE_MARK, LAST_IN_BODY, ON_COMMIT, POINTS, Point
 from tests.support.replicas import Replicas, database_url
 from tests.support.sessions import Watcher
 
@@ -45,7 +45,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not table:
         return
     used = {step for steps in table.values() for step in steps}
-    ordered = [*(point.name for point in POINTS), AFTER_RUN]
+    names = [point.name for point in POINTS]
+    before_mark = names.index(BEFORE_MARK.name)
+    ordered = [*names[:before_mark], LAST_IN_BODY, *names[before_mark:], ON_COMMIT, AFTER_RUN]
     columns = [step for step in ordered if step in used] + sorted(used - set(ordered))
     terminalreporter.section("faults by steps")
     for number, step in enumerate(columns, 1):

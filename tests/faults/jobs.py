@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from django.db import connection
@@ -96,10 +99,71 @@ def exit_at_once(code: int) -> None:
 
 def close_connection() -> None:
     run = current_run()
-    assert witness is not None
-    assert run is not None
-    witness.note(CUT, run=run.id)
+    if run is not None:
+        assert witness is not None
+        witness.note(CUT, run=run.id)
     connection.close()
+
+
+def sleep_in_the_database(seconds: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(%s)", [seconds])
+
+
+def fork(how: str) -> None:
+    """Fork a child that comes back out of the job or ends in it; wait for its end."""
+    pid = os.fork()
+    if pid == 0:
+        if how == "os._exit":
+            os._exit(0)
+        if how == "sys.exit":
+            sys.exit(0)
+        if how == "query":
+            # On a connection of its own: that of the run is its parent's.
+            sleep_in_the_database(0)
+            connection.close()
+            os._exit(0)
+        return
+    os.waitpid(pid, 0)
+
+
+def leave_a_child(pid_file: str) -> None:
+    """Fork a child that outlives this process, write its process id into a file, and be killed."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    Path(pid_file).write_text(str(pid))
+    kill()
+
+
+hoard: list[bytearray] = []
+
+
+def use_up_memory(keep: bool) -> None:
+    """Allocate until there is no memory left to this process; then keep it, or let it go."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    kept = hoard if keep else []
+    while True:
+        kept.append(bytearray(1 << 18))
+
+
+def write_output(flush: bool) -> None:
+    # Whatever PYTHONUNBUFFERED says.
+    sys.stdout.reconfigure(write_through=flush)  # type: ignore[union-attr]
+    print("output", flush=flush)
+
+
+def fill_file(path: str) -> None:
+    """Write a file larger than this process may."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY))
+    Path(path).write_bytes(bytes(1 << 19))
+
+
+def on_commit(name: str, *arguments: Any) -> None:
+    """Do something once the run is committed."""
+    connection.on_commit(lambda: ACTS[name](*arguments) and None)
 
 
 ACTS: dict[str, Callable[..., object]] = {
@@ -108,6 +172,14 @@ ACTS: dict[str, Callable[..., object]] = {
     "os._exit": exit_at_once,
     "sys.exit": sys.exit,
     "close": close_connection,
+    "pause": time.sleep,
+    "pg_sleep": sleep_in_the_database,
+    "fork": fork,
+    "leave a child": leave_a_child,
+    "memory": use_up_memory,
+    "print": write_output,
+    "fill a file": fill_file,
+    "on_commit": on_commit,
 }
 
 JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work}

@@ -19,6 +19,7 @@ from tests.faults.proxy import Proxy, Stopped
 from tests.faults.steps import Point
 from tests.faults.witness import BEGIN, CUT, DIED, GO, RESULT, Line, Witness
 from tests.faults.worker import Call, Order
+from tests.support.deadlines import wait_until
 from tests.support.replicas import Replica, Replicas
 from tests.support.sessions import Watcher
 
@@ -134,10 +135,13 @@ class Case:
         attempt = self.attempt(job, **arguments)
         return attempt, self.proxy.wait_until_stopped()
 
-    def assert_skipped(self, job: str = "work") -> None:
-        """Another replica cannot run the job now."""
-        result = self.attempt(job, direct=True).result()
-        assert result.outcome == "skipped", result
+    def end_session(self, backend_pid: int) -> None:
+        """Terminate a server session, and wait until it is gone."""
+        self.watcher.fetch("SELECT pg_terminate_backend(%s)", [backend_pid])
+        wait_until(lambda: not self.has_session(backend_pid), what="the session gone")
+
+    def has_session(self, backend_pid: int) -> bool:
+        return backend_pid in {session.pid for session in self.watcher.sessions()}
 
     def check(self, **options: Any) -> None:
         """Wait until all have ended; then `check`."""

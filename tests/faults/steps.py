@@ -72,4 +72,7 @@ POINTS = (
     BEFORE_COMMIT,
     AFTER_COMMIT,
 )
+# Where no statement passes, so that only the body itself can inject something.
+LAST_IN_BODY = "body, after its last write"
+ON_COMMIT = "on_commit hook"
 AFTER_RUN = "after the run"

@@ -87,6 +87,10 @@ class Witness:
         try:
             yield
             how = "returned"
+        except SystemExit as error:
+            # By sys.exit(0) a job says that it is done.
+            how = "raised" if error.code else "returned"
+            raise
         finally:
             if os.getpid() == pid:
                 self.note(END, body=body, run=run, how=how)

@@ -52,11 +52,15 @@ def call_job(witness: Witness, call: Call) -> int:
     task, arguments = jobs.JOBS[call["job"]], call["arguments"]
     attempt = arguments["attempt"]
     job = task.name_of_call((), arguments)
+    caller = os.getpid()
     witness.note(ATTEMPT, attempt=attempt, job=job, task=call["job"], lane=arguments.get("lane", jobs.LANE))
     code: Any = 0
     try:
         result = task(**arguments)
     except BaseException as error:
+        if os.getpid() != caller:
+            # A child that the job forked came back out of it, as it must not.
+            os._exit(1)
         witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=str(error)[:2000])
         code = 1
         if isinstance(error, SystemExit):
@@ -108,8 +112,9 @@ class Forks:
         if pid == 0:
             code = 70
             try:
-                code = replica(order)
+                ended_with = replica(order)
                 sys.stdout.flush()
+                code = ended_with
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
