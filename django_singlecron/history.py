@@ -50,7 +50,7 @@ WITH holders AS MATERIALIZED (
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
     FROM (SELECT {probe} AS free OFFSET 0) AS probe WHERE free OR %s
-    RETURNING status = 'running' AS acquired, id, key, started_at
+    RETURNING status = 'running' AS acquired, id, key, started_at, tableoid::bigint AS table_oid
 )
 SELECT attempt.*, current_setting('default_transaction_isolation'), holders.*
 FROM attempt FULL JOIN holders ON true
@@ -93,17 +93,21 @@ _DRAW_TOKEN_UNDER_LOCK = f"{_DRAW_TOKEN} WHERE current_setting('singlecron.run',
 
 # Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
 # "lost" is overruled: another replica took this run for dead while it was stopped between its probe and its lock.
+# The table is named by its number as well: a job may have changed search_path, and another schema have a history too.
 # A role may write the history without a grant on its sequence; then there are no tokens.
 _MARK_SUCCEEDED = f"""
 UPDATE django_singlecron_jobrun
 SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_message = '',
     token = coalesce(%s::bigint,
                      CASE WHEN has_sequence_privilege({_ID_SEQUENCE}, 'USAGE') THEN nextval({_ID_SEQUENCE}) END)
-WHERE id = %s AND status IN ('running', 'lost') AND current_setting('singlecron.run', true) = %s
+WHERE id = %s AND tableoid = (%s)::oid AND status IN ('running', 'lost')
+  AND current_setting('singlecron.run', true) = %s
 RETURNING token
 """  # noqa: S608  # of constants alone
 
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
+
+_SEES_TABLE = "SELECT to_regclass('django_singlecron_jobrun') = (%s)::oid"
 
 
 class Attempt(NamedTuple):
@@ -163,6 +167,8 @@ class Row(NamedTuple):
     id: int
     key: int | None
     started_at: datetime
+    table_oid: int = 0
+    """The number by which the server knows the history's table, whatever search_path says; 0 without a lock."""
 
 
 class Opened(NamedTuple):
@@ -210,12 +216,12 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
         rows = fetch_all(connection, statement)
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
-    holders = [Holder(*row[5:]) for row in rows if row[5] is not None]
+    holders = [Holder(*row[6:]) for row in rows if row[6] is not None]
     holders.sort(key=attrgetter("is_sure", "run_id"), reverse=True)
     if not rows or rows[0][0] is None:
         return Opened(False, None, holders)
-    acquired, run_id, key_value, started_at, isolation = rows[0][:5]
-    return Opened(acquired, Row(run_id, key_value, started_at), holders, isolation)
+    acquired, run_id, key_value, started_at, table_oid, isolation = rows[0][:6]
+    return Opened(acquired, Row(run_id, key_value, started_at, table_oid), holders, isolation)
 
 
 def record_attempt(
@@ -313,15 +319,22 @@ def holds(connection: BaseDatabaseWrapper, run_id: int) -> bool:
         return bool(cursor.fetchone()[0])
 
 
+def sees_table(connection: BaseDatabaseWrapper, row: Row) -> bool:
+    """Whether the connection's search_path still leads to the table that a run's row is in."""
+    with connection.cursor() as cursor:
+        cursor.execute(_SEES_TABLE, [row.table_oid])
+        return bool(cursor.fetchone()[0])
+
+
 def mark_succeeded(
-    connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None
+    connection: BaseDatabaseWrapper, row: Row, output: str, token: int | None
 ) -> tuple[int | None] | None:
     """Write the success mark in the job's transaction; return the token that it recorded.
 
-    None without a token round it when that transaction does not hold the lock any more.
+    None without a token round it when that transaction does not hold the lock any more, or the row is not to be seen.
     """
     with connection.cursor() as cursor:
-        cursor.execute(_MARK_SUCCEEDED, [output, token, run_id, str(run_id)])
+        cursor.execute(_MARK_SUCCEEDED, [output, token, row.id, row.table_oid, str(row.id)])
         marked: tuple[int | None] | None = cursor.fetchone()
     return marked
 
