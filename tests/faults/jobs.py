@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from django_singlecron import SingletonTask, current_run, singleton_task
 from tests.faults.witness import CUT, Witness
@@ -166,6 +167,11 @@ def on_commit(name: str, *arguments: Any) -> None:
     connection.on_commit(lambda: ACTS[name](*arguments) and None)
 
 
+def do(path: str, *arguments: Any) -> None:
+    """Call a function of another module of the suite, such as "misdeeds.recurse"."""
+    import_string(f"tests.faults.{path}")(*arguments)
+
+
 ACTS: dict[str, Callable[..., object]] = {
     "raise": fail,
     "kill": kill,
@@ -180,6 +186,7 @@ ACTS: dict[str, Callable[..., object]] = {
     "print": write_output,
     "fill a file": fill_file,
     "on_commit": on_commit,
+    "do": do,
 }
 
 JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work}

@@ -46,6 +46,7 @@ class Order(TypedDict):
 
 def call_job(witness: Witness, call: Call) -> int:
     """Call a job, tell the witness what came of it, and return the exit code that a process would end with."""
+    from django_singlecron.capture import error_message
     from tests.faults import jobs
 
     jobs.witness = witness
@@ -61,7 +62,8 @@ def call_job(witness: Witness, call: Call) -> int:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
             os._exit(1)
-        witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=str(error)[:2000])
+        message = error_message(error)[:2000]
+        witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=message)
         code = 1
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
