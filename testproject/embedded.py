@@ -88,7 +88,7 @@ class EmbeddedServer:
 
     def _launch(self) -> None:
         if self.user is not None:
-            _admit(self.user, self.data)
+            admit(self.user, self.data)
         if not self.data.exists():
             self._make_data()
         if self._pg_ctl_start() or self._start_after_crash():
@@ -169,7 +169,7 @@ def binaries() -> Path:
     return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
 
 
-def _admit(user: str, data: Path) -> None:
+def admit(user: str, data: Path) -> None:
     """Let the system user that stands in for root reach its data and its programs."""
     try:
         pwd.getpwnam(user)

@@ -27,7 +27,7 @@ LIMITS = [
     "transaction_timeout",
     "transaction_isolation",
 ]
-GUARDS = [*LIMITS, "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"]
+GUARDS = [*LIMITS, "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"]
 
 OPTIONS: list[Any] = [
     "hashtextextended",
@@ -137,6 +137,7 @@ def test_the_keepalives_are_in_the_statement_that_takes_the_lock() -> None:
     for guard in ("('tcp_keepalives_idle', '10', true)", "('tcp_keepalives_interval', '5', true)"):
         assert guard in text
     assert "('tcp_keepalives_count', '3', true)" in text
+    assert "('tcp_user_timeout', '25000', true)" in text
 
 
 def test_nothing_is_set_for_the_session() -> None:

@@ -29,12 +29,17 @@ RUN_SETTING = "singlecron.run"
 APPLICATION_NAME_PREFIX = "singlecron/"
 MAX_APPLICATION_NAME_BYTES = 63
 
-# A holder's host that vanished is noticed after IDLE + INTERVAL * COUNT seconds.
+# A holder's host that vanished is noticed after IDLE + INTERVAL * COUNT seconds. While the server waits for it to
+# acknowledge an answer, no keepalives are sent, and the system would try for a quarter of an hour; so that is limited
+# to as long. Both in a row, when an answer is sent into the silence: twice as long at the most.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
+UNACKNOWLEDGED = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_COUNT
 
 # The lock comes first, and only who has it names its session after its run: others tell the holder by that.
 # Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
-# PostgreSQL can look for a vanished client during a statement only where its system tells of it, as Linux does.
+# PostgreSQL can look for a vanished client during a statement, and limit the time without an acknowledgement, only
+# where its system can, as Linux does. tcp_user_timeout also ends a connection whose client does not read what it asked
+# for, as a slow reader of COPY; so what the role or the connection says of it stays.
 _ACQUIRE = """
 SELECT acquired,
        CASE WHEN acquired THEN set_config('application_name', %s, true) END,
@@ -43,7 +48,9 @@ SELECT acquired,
        set_config('tcp_keepalives_idle', '{idle}', true),
        set_config('tcp_keepalives_interval', '{interval}', true),
        set_config('tcp_keepalives_count', '{count}', true),
-       CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END
+       CASE WHEN version() LIKE '%%linux%%' THEN set_config('client_connection_check_interval', '100', true) END,
+       CASE WHEN version() LIKE '%%linux%%' AND current_setting('tcp_user_timeout') = '0'
+            THEN set_config('tcp_user_timeout', '{unacknowledged}', true) END
        {deadlines}
 FROM (SELECT pg_try_advisory_xact_lock({arguments}) AS acquired OFFSET 0) AS tried
 """
@@ -81,6 +88,7 @@ class PostgresLock:
             idle=KEEPALIVE_IDLE,
             interval=KEEPALIVE_INTERVAL,
             count=KEEPALIVE_COUNT,
+            unacknowledged=UNACKNOWLEDGED * 1000,
             deadlines=_SERVER_DEADLINES if hold.timeout else "",
         )
         limits = [limit] * (3 if hold.timeout else 1)

@@ -40,7 +40,8 @@ SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0)),
        set_config('tcp_keepalives_idle', '10', true),
        set_config('tcp_keepalives_interval', '5', true),
        set_config('tcp_keepalives_count', '3', true),
-       set_config('client_connection_check_interval', '100', true)
+       set_config('client_connection_check_interval', '100', true),
+       set_config('tcp_user_timeout', '25000', true)
 """
 
 _SUCCEEDED = """

@@ -11,8 +11,10 @@ from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from tests.faults import jobs
+from tests.faults.clusters import Cluster, Clusters, clusters_in_a_short_place
 from tests.faults.proxy import Proxy
 from tests.faults.replicas import Case, Workers
+from tests.faults.server_cases import ServerCase, server_case
 from tests.faults.steps import AFTER_RUN, BEFORE_MARK, LAST_IN_BODY, ON_COMMIT, POINTS, Point
 from tests.support.replicas import Replicas, database_url
 from tests.support.sessions import Watcher
@@ -91,3 +93,26 @@ def case(workers: Workers, proxy: Proxy, watcher: Watcher, tmp_path: Path) -> It
     yield case
     case.destroy()
     assert case.checked, "The test forgot to check."
+
+
+@pytest.fixture(scope="session")
+def clusters(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Clusters]:
+    """Makes PostgreSQL servers."""
+    with clusters_in_a_short_place() as clusters:
+        yield clusters
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(clusters: Clusters, django_db_blocker: DjangoDbBlocker) -> Cluster:
+    """A server for the tests that leave it as it was."""
+    with django_db_blocker.unblock():
+        return clusters.primary("shared")
+
+
+@pytest.fixture
+def server(
+    workers: Workers, shared_cluster: Cluster, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> Iterator[ServerCase]:
+    """Replicas on a server that the test may end and start again; the test ends with `server.check()`."""
+    with django_db_blocker.unblock(), server_case(workers, shared_cluster, tmp_path) as case:
+        yield case

@@ -69,6 +69,9 @@ def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     return attempt
 
 
+monthly = singleton_task("faults-monthly-{lane}", once_per="month")(work.func)
+
+
 def act(acts: Acts | None, moment: str) -> None:
     if acts and moment in acts:
         name, *arguments = acts[moment]
@@ -109,6 +112,40 @@ def close_connection() -> None:
 def sleep_in_the_database(seconds: float) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s)", [seconds])
+
+
+def ask_for_megabytes(after: float) -> None:
+    """Ask for an answer that no buffer holds, which the server sends some seconds later."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT repeat('x', 1000000) FROM (SELECT pg_sleep(%s) OFFSET 0) AS slept, generate_series(1, 50)", [after]
+        )
+
+
+class SlowReader:
+    """A file that takes its time over what is first written to it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def write(self, data: bytes) -> None:
+        time.sleep(self._seconds)
+        self._seconds = 0
+
+
+def read_slowly(seconds: float, may_take: str | None) -> None:
+    """Copy megabytes out of the database and pause while most are on their way."""
+    copy = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 50000)) TO STDOUT"
+    reader = SlowReader(seconds)
+    with connection.cursor() as cursor:
+        if may_take is not None:
+            cursor.execute(f"SET LOCAL tcp_user_timeout = '{may_take}'")
+        if hasattr(cursor, "copy_expert"):
+            cursor.copy_expert(copy, reader)
+            return
+        with cursor.copy(copy) as chunks:
+            for chunk in chunks:
+                reader.write(chunk)
 
 
 def fork(how: str) -> None:
@@ -180,6 +217,8 @@ ACTS: dict[str, Callable[..., object]] = {
     "close": close_connection,
     "pause": time.sleep,
     "pg_sleep": sleep_in_the_database,
+    "megabytes": ask_for_megabytes,
+    "read slowly": read_slowly,
     "fork": fork,
     "leave a child": leave_a_child,
     "memory": use_up_memory,
@@ -189,5 +228,5 @@ ACTS: dict[str, Callable[..., object]] = {
     "do": do,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work}
+JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""

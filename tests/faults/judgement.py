@@ -192,7 +192,7 @@ def _wrong_result(account: Account, result: Line, own: Mapping[int, JobRun], unr
             # The work is committed: an error that came later stands beside that.
             if not row.error_class and not account.is_cut(account.attempts[name], row.pk):
                 yield f"(c) The attempt {name} saw {result.error}, and {row} says nothing of it."
-    elif result.outcome == "acquired":
+    elif result.outcome == "acquired" and result.run is None:
         yield f"(c) The attempt {name} saw {result.outcome!r} without a run."
 
 

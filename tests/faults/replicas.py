@@ -25,10 +25,13 @@ from tests.support.sessions import Watcher
 
 
 class Workers:
-    """The process that forks replicas, started once."""
+    """The process that forks replicas, started once.
 
-    def __init__(self, replicas: Replicas) -> None:
-        self.process: Replica = replicas.start(sys.executable, "-m", "tests.faults.worker")
+    Arguments: `enter`, the command that it is run through, such as that into a network namespace.
+    """
+
+    def __init__(self, replicas: Replicas, enter: Sequence[str] = ()) -> None:
+        self.process: Replica = replicas.start(*enter, sys.executable, "-m", "tests.faults.worker")
 
     def start(self, order: Order) -> int:
         """Start a replica; return its process id."""
