@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.functions import Now
 
 from . import capture
-from .database import aware, reconnecting, refusal, try_again
+from .database import aware, now, reconnecting, refusal, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
@@ -21,7 +20,8 @@ from .models import JobRun
 TABLE = "django_singlecron_jobrun"
 
 # An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
-# or was stopped so long that its own last word will come later, and puts the record right.
+# or was stopped so long that its own last word will come later, and puts the record right. Likewise one that began in
+# the future: the server's clock was set back since.
 LOST_AFTER_SECONDS = 10
 
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
@@ -74,7 +74,7 @@ UPDATE django_singlecron_jobrun AS run
 SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
 FROM {WANTED}
 WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status = 'running' AND run.id <> %s
-  AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
+  AND (abs(extract(epoch FROM clock_timestamp() - run.started_at)) > %s
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
                       WHERE coalesce(session.backend_start, run.backend_start) = run.backend_start))
   AND NOT EXISTS (SELECT FROM pg_locks AS held WHERE {HELD})
@@ -251,8 +251,8 @@ def record_attempt(
         pid=attempt.pid,
         trigger=attempt.trigger,
         command=attempt.command,
-        started_at=Now(),
-        finished_at=None if acquired else Now(),
+        started_at=now(connection),
+        finished_at=None if acquired else now(connection),
     )
     try:
         reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
@@ -342,7 +342,7 @@ def mark_succeeded(
 def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:
     """Write the success mark of a run that holds no lock of its own."""
     rows = JobRun.objects.using(connection.alias).filter(pk=run_id)
-    return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
+    return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=now(connection), output=output, token=token))
 
 
 def mark_skipped(
@@ -364,7 +364,7 @@ def mark_skipped(
             status=JobRun.Status.SKIPPED,
             output=output,
             held_by=holder.run_id if holder else None,
-            finished_at=Now(),
+            finished_at=now(connection),
         )
 
     try_again(connection, skip if attempt.record_skips else own.delete)
@@ -385,7 +385,8 @@ def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, exc
             return Earlier(JobRun.SkipReason.ALREADY_RAN.value, _as_holder(taker))
     if claim.min_interval is not None:
         last = ended.first()
-        if last is not None and aware(last.started_at) > claim.now - claim.min_interval:
+        # Not one that seems to lie further in the future: the server's clock was wrong, for how long nobody knows.
+        if last is not None and abs(claim.now - aware(last.started_at)) < claim.min_interval:
             return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
     return None
 
@@ -435,7 +436,7 @@ def mark_ended(
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
 
     def record() -> JobRun.Status | None:
-        if unfinished.update(status=status, finished_at=Now(), **values):
+        if unfinished.update(status=status, finished_at=now(connection), **values):
             return status
         if not own.update(**values):
             return None
