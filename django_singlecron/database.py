@@ -117,6 +117,11 @@ def refusal(error: Error, job: str, alias: str) -> RunRefused:
             f'{nothing_ran}: the role of the database "{alias}" may not write its history ({reason}). '
             f"Grant it SELECT, INSERT, UPDATE, DELETE on django_singlecron_jobrun and USAGE on its sequence."
         )
+    if "statement pooling" in reason:
+        return RunRefused(
+            f'{nothing_ran}: the database "{alias}" is behind PgBouncer in statement mode, where there are no '
+            "transactions, and so no lock that lasts. Set pool_mode = transaction for it."
+        )
     if isinstance(error, OperationalError | InterfaceError):
         return DatabaseUnavailable(f'{nothing_ran}: the database "{alias}" cannot be reached or used: {reason}')
     return RunRefused(f'{nothing_ran}: the database "{alias}" refused the attempt: {reason}')

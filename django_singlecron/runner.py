@@ -195,7 +195,10 @@ class Runner:
         """Step 2: set the transaction up and take the real lock."""
         if isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
             # A stricter level would show the job the data of before the previous run's commit.
-            database.read_committed(self.connection)
+            try:
+                database.read_committed(self.connection)
+            except Error as error:
+                raise database.refusal(error, self.call.job, self.call.using) from error
         if not history.acquire(self.connection, self.attempt, self.acquisition()):
             raise RaceLost
 

@@ -58,15 +58,9 @@ class Cluster:
     def make(self) -> None:
         """Make its data anew, with the project's tables in it, and leave it stopped."""
         self._own_directory()
-        options = [
-            "--username=postgres",
-            "--auth=trust",
-            "--encoding=UTF8",
-            "--no-locale",
-            "--no-sync",
-            "--wal-segsize=1",
-        ]
-        self.run("initdb", "--pgdata", self.data, *options)
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        # Small, since the data is copied for every cluster.
+        self.run("initdb", "--pgdata", self.data, *options, "--wal-segsize=1")
         # Whoever reaches it: it listens on addresses of this machine alone.
         with (self.data / "pg_hba.conf").open("a") as file:
             file.write("host all all all trust\n")

@@ -50,16 +50,21 @@ class ServerCase(Case):
 
 
 @contextmanager
-def server_case(workers: Workers, cluster: Cluster, directory: Path, **options: Any) -> Iterator[ServerCase]:
-    """Have replicas on a cluster that has seen no attempt yet. The test ends with `case.check()`."""
+def server_case(
+    workers: Workers, cluster: Cluster, directory: Path, through: str | tuple[str, int] | None = None
+) -> Iterator[ServerCase]:
+    """Have replicas on a cluster that has seen no attempt yet. The test ends with `case.check()`.
+
+    Arguments: `through`, the socket or the address of what the proxy connects to in place of the cluster.
+    """
     with ExitStack() as stack:
-        stack.enter_context(default_connection(cluster.connect(**options)))
+        stack.enter_context(default_connection(cluster.connect()))
         stack.callback(lambda: connections["default"].close())
         JobRun.objects.all().delete()
         jobs.create_work(connections["default"])
         watcher = Watcher(connections["default"])
         stack.callback(watcher.close)
-        proxy = stack.enter_context(Proxy(("127.0.0.1", int(cluster.port))))
+        proxy = stack.enter_context(Proxy(through or ("127.0.0.1", int(cluster.port))))
         case = ServerCase(workers, proxy, watcher, directory, cluster)
         stack.callback(case.destroy)
         yield case

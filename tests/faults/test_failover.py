@@ -180,6 +180,17 @@ def test_a_slot_whose_success_the_standby_lacks_is_run_again(pair: Pair) -> None
     assert pair.status(second, pair.standby) == ["succeeded"]
 
 
+@pytest.mark.fault("failover, success not replicated")
+def test_ids_that_the_standby_does_not_know_of_are_given_again(pair: Pair) -> None:
+    take = "SELECT nextval('django_singlecron_jobrun_id_seq') FROM generate_series(1, %s)"
+    pair.cut_standby_off()
+    old = {number for (number,) in pair.primary.fetch(take, [40])}
+    pair.promote()
+    new = {number for (number,) in pair.standby.fetch(take, [40])}
+    assert old & new
+    pair.check()
+
+
 @pytest.mark.fault("failover, synchronous standby", step=AFTER_COMMIT.name)
 def test_a_slot_whose_success_was_answered_is_never_run_again(pair: Pair) -> None:
     pair.wait_for_standby()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from django_singlecron import singleton_task
+from django_singlecron import RunRefused, singleton_task
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 from tests.support.bodies import Body
@@ -128,6 +129,19 @@ def test_success_skip_and_failure_with_either_way_of_binding(bouncer: PgBouncer,
     assert sorted(result.ran for result in results) == [False, True]
     assert sorted(JobRun.objects.values_list("status", flat=True)) == ["failed", "skipped", "succeeded"]
     assert [tenant.name for tenant in Tenant.objects.all()] == ["fail=False"]
+
+
+@pytest.mark.parametrize("options", [{}, {"isolation_level": IsolationLevel.REPEATABLE_READ}], ids=["", "isolation"])
+def test_statement_mode_is_refused_before_the_job_runs(options: dict[str, Any]) -> None:
+    @singleton_task("pooled by statement")
+    def job() -> None:
+        raise AssertionError("It ran without a lock.")
+
+    with running(connection, pool_size=2, pool_mode="statement") as bouncer:
+        through = {**bouncer.database, "OPTIONS": {**bouncer.database["OPTIONS"], **options}}
+        with pytest.raises(RunRefused, match="pool_mode = transaction"):
+            in_threads(1, lambda _: job(), through=through)
+    assert JobRun.objects.get().status == "failed"
 
 
 @POOL_SIZES

@@ -1,12 +1,13 @@
-"""A real PgBouncer in transaction mode, in front of the test database."""
+"""A real PgBouncer, in transaction mode unless it is told otherwise, in front of the test database."""
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,39 +25,47 @@ PORT = "6432"
 
 NOBODY = 65534
 
-CONFIGURATION = """
-[databases]
-* = {server}
-
-[pgbouncer]
-listen_addr =
-listen_port = {port}
-unix_socket_dir = {directory}
-auth_type = any
-pool_mode = transaction
-default_pool_size = {pool_size}
-max_client_conn = 400
-log_connections = 0
-log_disconnections = 0
-# What psycopg 2 and Django send when they connect, and PgBouncer does not follow.
-ignore_startup_parameters = extra_float_digits, options
-"""
+SETTINGS = {
+    "listen_addr": "",
+    "listen_port": PORT,
+    "auth_type": "any",
+    "pool_mode": "transaction",
+    "max_client_conn": "400",
+    "log_connections": "0",
+    "log_disconnections": "0",
+    # What psycopg 2 and Django send when they connect, and PgBouncer does not follow.
+    "ignore_startup_parameters": "extra_float_digits, options",
+}
 
 
 class PgBouncer:
-    """A running PgBouncer."""
+    """A PgBouncer with a directory of its own, which may be ended and started again."""
 
-    def __init__(self, direct: BaseDatabaseWrapper, directory: Path) -> None:
+    def __init__(self, direct: BaseDatabaseWrapper, directory: Path, command: Sequence[str]) -> None:
         self.database: dict[str, Any] = {**direct.settings_dict, "HOST": str(directory), "PORT": PORT}
         self.url = database_url(direct, host=str(directory), port=PORT)
+        self.socket = f"{directory}/.s.PGSQL.{PORT}"
+        self._command = command
 
-    def wait_until_ready(self, process: subprocess.Popen[str]) -> None:
-        def answers() -> bool:
-            assert process.poll() is None, f"PgBouncer ended: {process.communicate()[0]}"
-            with socket.socket(socket.AF_UNIX) as client:
-                return client.connect_ex(f"{self.database['HOST']}/.s.PGSQL.{PORT}") == 0
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        wait_until(self._answers, what="PgBouncer listening")
 
-        wait_until(answers, what="PgBouncer listening")
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it, unless it has ended."""
+        self._process.send_signal(how)
+        self._process.communicate(timeout=DEADLINE)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, f"PgBouncer ended: {self._process.communicate()[0]}"
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(self.socket) == 0
 
 
 def _program() -> str:
@@ -80,32 +89,29 @@ def _user(direct: BaseDatabaseWrapper) -> int | None:
 
 
 @contextmanager
-def running(direct: BaseDatabaseWrapper, *, pool_size: int) -> Iterator[PgBouncer]:
-    """Run PgBouncer in the block, with at most `pool_size` connections to the server."""
+def running(
+    direct: BaseDatabaseWrapper, *, pool_size: int, enter: Sequence[str] = (), **settings: str
+) -> Iterator[PgBouncer]:
+    """Run PgBouncer in the block, with at most `pool_size` connections to the server.
+
+    Arguments: `enter`, the command that it is run through, such as that into a network namespace; `settings`, its own.
+    """
     program, user = _program(), _user(direct)
     with tempfile.TemporaryDirectory(prefix="pgbouncer-") as name:
         directory = Path(name)
         configuration = directory / "pgbouncer.ini"
-        configuration.write_text(
-            CONFIGURATION.format(server=_server(direct), port=PORT, directory=directory, pool_size=pool_size)
-        )
+        values = {**SETTINGS, "unix_socket_dir": name, "default_pool_size": str(pool_size), **settings}
+        lines = [f"{setting} = {value}" for setting, value in values.items()]
+        configuration.write_text("\n".join(["[databases]", f"* = {_server(direct)}", "[pgbouncer]", *lines, ""]))
         for path in (directory, configuration):
             os.chown(path, -1 if user is None else user, -1)
-        process = subprocess.Popen(
-            [program, "-q", str(configuration)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            user=user,
-        )
+        as_user = [] if user is None else ["setpriv", f"--reuid={user}", "--clear-groups", f"--regid={user}"]
+        bouncer = PgBouncer(direct, directory, [*enter, *as_user, program, "-q", str(configuration)])
         try:
-            bouncer = PgBouncer(direct, directory)
-            bouncer.wait_until_ready(process)
+            bouncer.start()
             yield bouncer
         finally:
-            process.kill()
-            process.communicate(timeout=DEADLINE)
+            bouncer.end()
 
 
 @contextmanager
