@@ -62,7 +62,7 @@ _SECTIONS: tuple[tuple[Any, tuple[tuple[str, ...], ...]], ...] = (
     ),
     (_("Error"), (("error_class",), ("error_message_text",), ("traceback_text",))),
     (_("Output"), (("output_text",),)),
-    (_("Lock"), (("lock", "key_text", "token_text"), ("backend_pid_text", "backend_start_exactly"))),
+    (_("Lock"), (("lock", "key_text", "token_text"), ("backend_pid_text",))),
 )
 
 
@@ -254,10 +254,6 @@ class JobRunAdmin(ModelAdmin):
     @admin.display(description=_("server process id"))
     def backend_pid_text(self, run: JobRun) -> str:
         return _number(run.backend_pid)
-
-    @admin.display(description=_("server session started"))
-    def backend_start_exactly(self, run: JobRun) -> str:
-        return _exactly(run.backend_start)
 
     def _link(self, run_id: int) -> SafeString:
         return format_html('<a href="{}">#{}</a>', self._url("change", run_id), run_id)

@@ -125,12 +125,15 @@ class TeeStream:
         return getattr(self._stream, name)
 
 
+_LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
 class _TailHandler(logging.Handler):
     def __init__(self, tail: OutputTail, run_id: int) -> None:
         super().__init__()
         self.tail = tail
         self._run_id = run_id
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.setFormatter(_LINE)
 
     def filter(self, record: logging.LogRecord) -> bool:
         run = current_run()

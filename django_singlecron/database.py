@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from . import capture
 from .exceptions import DatabaseUnavailable, HistoryNotMigrated, PermissionRefused, ReadOnlyDatabase, RunRefused
@@ -42,6 +43,15 @@ def clock(connection: BaseDatabaseWrapper) -> datetime:
 def aware(moment: datetime) -> datetime:
     """Return a moment as the database gave it with a time zone, which it lacks when the project has `USE_TZ` off."""
     return timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+
+
+def from_json(connection: BaseDatabaseWrapper, text: str) -> datetime:
+    """Return a moment that PostgreSQL wrote into JSON as it gives one by itself."""
+    # Python 3.10's own datetime.fromisoformat() does not read all fractions of a second.
+    moment = cast("datetime", parse_datetime(text))
+    if settings.USE_TZ:
+        return moment.astimezone(connection.timezone)
+    return timezone.make_naive(moment, timezone.get_default_timezone())
 
 
 def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,10 +13,11 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import capture
-from .database import aware, now, reconnecting, refusal, try_again
+from .database import aware, from_json, now, reconnecting, refusal, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
+from .locks.postgres import application_name
 from .models import JobRun
 
 TABLE = "django_singlecron_jobrun"
@@ -26,34 +29,37 @@ LOST_AFTER_SECONDS = 10
 
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
 # trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
-# come back. Of those that read "running", one is sure to hold it whose server session bears its number, as it does
-# from the lock to the commit; others may be about to find that they lost. They are not sorted by the index: a plan for
-# that may walk the whole history along its primary key. The planner's time is most of the statement's cost, since a
-# cron process sends it once, and each subquery adds to that.
+# come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
+# does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
+# since the server reads all its sessions for it. The newest is recorded as the holder, until more is known. They are
+# not sorted by the index: a plan for that may walk the whole history along its primary key. The planner's time is most
+# of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
 _OPEN = """
-WITH holders AS MATERIALIZED (
-    SELECT run.id, run.host, run.pid, run.started_at,
-           EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
-                   WHERE session.application_name LIKE 'singlecron/' || run.id || ' %%') AS is_sure
-    FROM django_singlecron_jobrun AS run
-    WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running'
+WITH seen AS MATERIALIZED (
+    SELECT {probe} AS free,
+           (SELECT json_agg(json_build_array(
+                       run.id, run.host, run.pid, run.started_at,
+                       CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
+                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid) LIMIT 1) END))
+            FROM django_singlecron_jobrun AS run
+            WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
 ), attempt AS (
     INSERT INTO django_singlecron_jobrun
         (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
-         slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
+         slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
     SELECT %s, {key}, %s, %s, %s,
            CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
            CASE WHEN free THEN '' ELSE 'locked' END,
            CASE WHEN free THEN 'running' ELSE 'skipped' END,
-           CASE WHEN NOT free THEN (SELECT id FROM holders ORDER BY is_sure DESC, id DESC LIMIT 1) END,
+           CASE WHEN NOT free THEN (holders -> -1 ->> 0)::bigint END,
            %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
            CASE WHEN NOT free THEN clock_timestamp() END,
-           pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
-    FROM (SELECT {probe} AS free OFFSET 0) AS probe WHERE free OR %s
-    RETURNING status = 'running' AS acquired, id, key, started_at, tableoid::bigint AS table_oid
+           pg_backend_pid()
+    FROM seen WHERE free OR %s
+    RETURNING id, status = 'running' AS acquired, key, started_at, held_by_id, tableoid::bigint AS table_oid
 )
-SELECT attempt.*, current_setting('default_transaction_isolation'), holders.*
-FROM attempt FULL JOIN holders ON true
+SELECT seen.holders::text, current_setting('default_transaction_isolation'), attempt.*
+FROM seen LEFT JOIN attempt ON true
 """
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
@@ -65,10 +71,11 @@ HELD = """
     AND held.objsubid = CASE WHEN wanted.is_pair THEN 2 ELSE 1 END
 """
 
-# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone
-# (of another role's session, whose start is hidden, only that it is there can be seen),
-# or, behind a pooler, whose sessions outlive its clients, when they are old. Not while anyone holds the key: the probe
-# is some time ago when this process was stopped since, and then it is a run of now that would be called lost.
+# After a winner's probe: its key's earlier runs that still read "running" are lost when their server session is gone,
+# which one of the same number that started after the run does not stand for (of another role's session, whose start is
+# hidden, only that it is there can be seen), or, behind a pooler, whose sessions outlive its clients, when they are
+# old. Not while anyone holds the key: the probe is some time ago when this process was stopped since, and then it is a
+# run of now that would be called lost.
 _MARK_LOST = f"""
 UPDATE django_singlecron_jobrun AS run
 SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
@@ -76,7 +83,7 @@ FROM {WANTED}
 WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status = 'running' AND run.id <> %s
   AND (abs(extract(epoch FROM clock_timestamp() - run.started_at)) > %s
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
-                      WHERE coalesce(session.backend_start, run.backend_start) = run.backend_start))
+                      WHERE coalesce(session.backend_start, run.started_at) <= run.started_at))
   AND NOT EXISTS (SELECT FROM pg_locks AS held WHERE {HELD})
 RETURNING run.id, run.job, run.host, run.pid, run.started_at
 """  # noqa: S608  # of constants alone
@@ -100,8 +107,7 @@ UPDATE django_singlecron_jobrun
 SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_message = '',
     token = coalesce(%s::bigint,
                      CASE WHEN has_sequence_privilege({_ID_SEQUENCE}, 'USAGE') THEN nextval({_ID_SEQUENCE}) END)
-WHERE id = %s AND tableoid = (%s)::oid AND status IN ('running', 'lost')
-  AND current_setting('singlecron.run', true) = %s
+WHERE id = %s AND tableoid = (%s)::oid AND current_setting('singlecron.run', true) = %s
 RETURNING token
 """  # noqa: S608  # of constants alone
 
@@ -167,6 +173,8 @@ class Row(NamedTuple):
     id: int
     key: int | None
     started_at: datetime
+    held_by: int | None = None
+    """The run that is on record as what kept it from running."""
     table_oid: int = 0
     """The number by which the server knows the history's table, whatever search_path says; 0 without a lock."""
 
@@ -204,24 +212,35 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     key, probe = lock.key(attempt.key), lock.probe(attempt.key)
     pair = attempt.key.is_pair
     statement = Sql(
-        _OPEN.format(key=key.text, probe=probe.text),
+        _open_with(key.text, probe.text),
         [
-            *(*key.parameters, pair),
+            *(*probe.parameters, *key.parameters, pair),
             *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
             *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
-            *(*probe.parameters, attempt.record_skips),
+            attempt.record_skips,
         ],
     )
     try:
-        rows = fetch_all(connection, statement)
+        seen, isolation, run_id, acquired, *row = fetch_all(connection, statement)[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
-    holders = [Holder(*row[6:]) for row in rows if row[6] is not None]
-    holders.sort(key=attrgetter("is_sure", "run_id"), reverse=True)
-    if not rows or rows[0][0] is None:
+    holders = _read_holders(connection, seen) if seen else []
+    if run_id is None:
         return Opened(False, None, holders)
-    acquired, run_id, key_value, started_at, table_oid, isolation = rows[0][:6]
-    return Opened(acquired, Row(run_id, key_value, started_at, table_oid), holders, isolation)
+    return Opened(acquired, Row(run_id, *row), holders, isolation)
+
+
+@cache
+def _open_with(key: str, probe: str) -> str:
+    return _OPEN.format(key=key, probe=probe)
+
+
+def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
+    holders = [
+        Holder(run_id, host, pid, from_json(connection, moment), (name or "").startswith(application_name(run_id)))
+        for run_id, host, pid, moment, name in json.loads(seen)
+    ]
+    return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)
 
 
 def record_attempt(

@@ -31,7 +31,7 @@ CROSS JOIN LATERAL (SELECT coalesce(
     substring(session.application_name FROM '^singlecron/([0-9]+) ')::bigint,
     (SELECT own.id FROM django_singlecron_jobrun AS own
      WHERE %s AND own.key = wanted.key AND own.key_is_pair = wanted.is_pair AND own.status = 'running'
-       AND own.backend_pid = held.pid AND own.backend_start = session.backend_start
+       AND own.backend_pid = held.pid AND own.started_at >= session.backend_start
      LIMIT 1)) AS id) AS named
 LEFT JOIN django_singlecron_jobrun AS run ON run.id = named.id
 """  # noqa: S608  # of constants alone

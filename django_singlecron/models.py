@@ -135,7 +135,6 @@ class JobRun(models.Model):
     output = models.TextField(_("output"), db_default="")
     token = models.BigIntegerField(_("fencing token"), null=True)
     backend_pid = models.IntegerField(_("server process id"), null=True)
-    backend_start = models.DateTimeField(_("server session started"), null=True)
 
     objects = JobRunQuerySet.as_manager()
 

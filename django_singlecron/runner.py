@@ -30,6 +30,7 @@ from .slots import slot_at
 from .transactions import (
     explain_broken_transaction,
     history_out_of_sight,
+    is_busy,
     is_closed,
     lock_lost,
     refuse_outer_transaction,
@@ -294,7 +295,8 @@ class Runner:
                         raise SlotTaken(None) from error
             except BaseException:
                 # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                cut_off = is_closed(self.connection) or (deadline is not None and deadline.passed)
+                passed = deadline is not None and deadline.passed
+                cut_off = passed or is_closed(self.connection) or is_busy(self.connection)
                 self.lock_was_lost = self.connection.needs_rollback and not cut_off
                 raise
         return value
@@ -334,13 +336,12 @@ class Runner:
             )
 
     def _skipped(self, opened: Opened) -> Outcome[Any]:
-        guess = opened.holders[0] if opened.holders else None
         if opened.row is None:
-            return self._skip(None, guess, JobRun.SkipReason.LOCKED)
+            return self._skip(None, opened.holders[0] if opened.holders else None, JobRun.SkipReason.LOCKED)
         holder = holders.plain_holder(opened.row, opened.holders)
         if holder is None:
             holder = holders.find(self.connection, self.attempt, opened.row, opened.holders)
-        if holder != guess:
+        if opened.row.held_by != (holder.run_id if holder else None):
             history.name_holder(self.connection, opened.row, holder)
         return self._skip(opened.row.id, holder, JobRun.SkipReason.LOCKED)
 

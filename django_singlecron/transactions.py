@@ -57,6 +57,16 @@ def is_closed(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is None or bool(getattr(connection.connection, "closed", False))
 
 
+def is_busy(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the connection is still at a statement that an interruption broke off, and so takes no other.
+
+    psycopg cancels such a statement, but not always.
+    """
+    # Both drivers give libpq's PGTransactionStatusType, in which 1 is PQTRANS_ACTIVE.
+    info = getattr(connection.connection, "info", None)
+    return getattr(info, "transaction_status", None) == 1
+
+
 def lock_lost(run: Run, how: str) -> LockLost:
     """Return the error of a run that lost its lock; `how` says by what it did."""
     return LockLost(

@@ -194,7 +194,6 @@ def test_every_field_is_on_the_page_of_a_run(admin_client: Client) -> None:
         output="3 invoices written.\n",
         token=7654321,
         backend_pid=87654,
-        backend_start=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
         started_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
         finished_at=datetime(2026, 1, 2, 4, 7, 5, tzinfo=timezone.utc),
     )

@@ -45,7 +45,6 @@ def running_row(**values: Any) -> JobRun:
         "key": key,
         "started_at": now,
         "backend_pid": 2_000_000_000,
-        "backend_start": now,
         "host": "killed",
         "pid": 7,
         "trigger": "function",
@@ -61,9 +60,7 @@ def running_row(**values: Any) -> JobRun:
 def live(other: Session) -> dict[str, Any]:
     """Return what a row of the session `other` says of it."""
     other.connection.ensure_connection()
-    pid = other.one("SELECT pg_backend_pid()")
-    start = other.one("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())")
-    return {"backend_pid": pid, "backend_start": start}
+    return {"backend_pid": other.one("SELECT pg_backend_pid()")}
 
 
 @contextmanager
@@ -193,7 +190,7 @@ def test_who_loses_the_race_after_the_probe_is_skipped(record_skips: bool, rival
             other.connection.commit()
 
         rival_session = live(other)
-        with before_statement("SELECT acquired", take_the_lock):
+        with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", take_the_lock):
             if rival == "ended":
                 with before_statement("SELECT named.id", end):
                     result = job(write, record_skips=record_skips)()
@@ -241,8 +238,8 @@ def test_behind_a_pooler_where_sessions_stay_a_run_is_lost_when_it_is_old(age: i
 
 def test_another_session_of_the_same_server_process_id_does_not_pass_for_the_killed_one() -> None:
     with session() as other:
-        about = live(other)
-        row = running_row(**{**about, "backend_start": about["backend_start"] - dt.timedelta(hours=1)})
+        started = other.one("SELECT backend_start - interval '1 second' FROM pg_stat_get_activity(pg_backend_pid())")
+        row = running_row(**live(other), started_at=started)
         assert job(write)()
     row.refresh_from_db()
     assert row.status == "lost"

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, _shut_down
@@ -393,6 +394,22 @@ def test_signals_are_the_main_threads_affair() -> None:
     seen: list[Any] = []
     in_thread(lambda: job(lambda: seen.append(signal.getsignal(signal.SIGTERM)))())
     assert seen == [signal.SIG_DFL]
+
+
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 comes back from a statement before it can be interrupted")
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, Terminated])
+def test_a_run_that_is_interrupted_in_a_statement_failed(interruption: type[BaseException]) -> None:
+    def work() -> None:
+        write()
+        # As psycopg leaves it, at times.
+        connection.connection.pgconn.send_query(b"SELECT pg_sleep(60)")
+        raise interruption
+
+    with pytest.raises(interruption):
+        job(work)()
+    assert the_run().status == "failed"
+    assert written() == []
+    assert eventually(is_free)
 
 
 # Forks

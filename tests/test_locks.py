@@ -157,7 +157,7 @@ def test_nothing_is_set_for_the_session() -> None:
 
 
 def test_the_name_in_pg_stat_activity_is_ascii_and_fits() -> None:
-    name = application_name(Hold(7, "ünï" * 100, None))
+    name = application_name(7, "ünï" * 100)
     assert name.startswith("singlecron/7 ?n??n?")
     assert len(name) == 63
 

@@ -56,7 +56,7 @@ from .support_core import (
 
 pytestmark = real_database
 
-SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT acquired", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
+SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT CASE", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
 
 
 def sql(statement: str, *parameters: Any) -> None:

@@ -93,7 +93,7 @@ def test_a_lost_lock_is_a_failure_of_that_status() -> None:
 def test_a_killed_run_is_told_by_the_attempt_that_finds_it() -> None:
     job(write)()
     killed = the_run()
-    JobRun.objects.update(status="running", backend_start=killed.started_at)
+    JobRun.objects.update(status="running", backend_pid=2_000_000_000)
     with all_signals() as sent:
         job(lambda: None)()
     assert sent[0] == (

@@ -188,7 +188,7 @@ class TestInATestCase:
         todo = [held.__enter__]
 
         def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            if sql.strip().startswith("SELECT acquired") and todo:
+            if sql.strip().startswith("SELECT CASE WHEN pg_try_advisory_xact_lock") and todo:
                 todo.pop()()
             return execute(sql, params, many, context)
 

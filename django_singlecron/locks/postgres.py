@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import ClassVar
 
 from ..keys import LockKey
@@ -41,8 +42,7 @@ UNACKNOWLEDGED = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_COUNT
 # where its system can, as Linux does. tcp_user_timeout also ends a connection whose client does not read what it asked
 # for, as a slow reader of COPY; so what the role or the connection says of it stays.
 _ACQUIRE = """
-SELECT acquired,
-       CASE WHEN acquired THEN set_config('application_name', %s, true) END,
+SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN set_config('application_name', %s, true) END IS NOT NULL,
        set_config('singlecron.run', %s, true),
        set_config('idle_in_transaction_session_timeout', %s, true),
        set_config('tcp_keepalives_idle', '{idle}', true),
@@ -52,7 +52,6 @@ SELECT acquired,
        CASE WHEN version() LIKE '%%linux%%' AND current_setting('tcp_user_timeout') = '0'
             THEN set_config('tcp_user_timeout', '{unacknowledged}', true) END
        {deadlines}
-FROM (SELECT pg_try_advisory_xact_lock({arguments}) AS acquired OFFSET 0) AS tried
 """
 
 # The server's own deadlines, behind the replica's: for a replica that was stopped or cut off. A stricter limit of the
@@ -83,22 +82,30 @@ class PostgresLock:
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
         limit = _milliseconds(hold.timeout)
-        text = _ACQUIRE.format(
-            arguments=_LOCK_ARGUMENTS[key.algorithm],
-            idle=KEEPALIVE_IDLE,
-            interval=KEEPALIVE_INTERVAL,
-            count=KEEPALIVE_COUNT,
-            unacknowledged=UNACKNOWLEDGED * 1000,
-            deadlines=_SERVER_DEADLINES if hold.timeout else "",
-        )
         limits = [limit] * (3 if hold.timeout else 1)
-        return Sql(text, [application_name(hold), str(hold.run_id), *limits, *key.arguments])
+        name = application_name(hold.run_id, hold.job)
+        return Sql(_acquire_with(key.algorithm, bool(hold.timeout)), [*key.arguments, name, str(hold.run_id), *limits])
 
 
-def application_name(hold: Hold) -> str:
-    """Return how the run calls itself in `pg_stat_activity`: `singlecron/<run id> <job>`, in printable ASCII."""
-    name = f"{APPLICATION_NAME_PREFIX}{hold.run_id} {hold.job}"
+def application_name(run_id: int, job: str = "") -> str:
+    """Return how a run calls itself in `pg_stat_activity`: `singlecron/<run id> <job>`, in printable ASCII.
+
+    Without the job, how that begins.
+    """
+    name = f"{APPLICATION_NAME_PREFIX}{run_id} {job}"
     return name.encode("ascii", "replace").decode("ascii")[:MAX_APPLICATION_NAME_BYTES]
+
+
+@cache
+def _acquire_with(algorithm: str, has_deadlines: bool) -> str:
+    return _ACQUIRE.format(
+        arguments=_LOCK_ARGUMENTS[algorithm],
+        idle=KEEPALIVE_IDLE,
+        interval=KEEPALIVE_INTERVAL,
+        count=KEEPALIVE_COUNT,
+        unacknowledged=UNACKNOWLEDGED * 1000,
+        deadlines=_SERVER_DEADLINES if has_deadlines else "",
+    )
 
 
 def _milliseconds(timeout: timedelta | None) -> str:

@@ -15,21 +15,21 @@ _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
 _INSERT_SKIP = """
 INSERT INTO django_singlecron_jobrun
     (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
-     host, pid, trigger, command, started_at, finished_at, backend_pid, backend_start)
+     host, pid, trigger, command, started_at, finished_at, backend_pid)
 VALUES (%s, hashtextextended(%s, 0), false, 'transaction', '', 'skipped', 'locked', 'skipped',
         (SELECT id FROM django_singlecron_jobrun WHERE key = hashtextextended(%s, 0) AND status = 'running' LIMIT 1),
         %s, %s, 'function', 'bench', clock_timestamp(), clock_timestamp(),
-        pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())))
+        pg_backend_pid())
 RETURNING id
 """
 
 _INSERT_RUN = """
 INSERT INTO django_singlecron_jobrun
     (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status,
-     host, pid, trigger, command, started_at, backend_pid, backend_start)
+     host, pid, trigger, command, started_at, backend_pid)
 VALUES (%s, hashtextextended(%s, 0), false, 'transaction', '', 'acquired', '', 'running',
         %s, %s, 'function', 'bench', clock_timestamp(),
-        pg_backend_pid(), (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())))
+        pg_backend_pid())
 RETURNING id
 """
 

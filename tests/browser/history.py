@@ -59,7 +59,7 @@ def make_history() -> dict[str, JobRun]:
         _nights_work(tonight - timedelta(days=days))
     night = tonight - timedelta(days=1)
 
-    billing = _Firing(BILLING, night, -4867110533924213781, arguments="", backend_pid=71_204, backend_start=night)
+    billing = _Firing(BILLING, night, -4867110533924213781, arguments="", backend_pid=71_204)
     failed = billing.ran(
         "web-2",
         "failed",

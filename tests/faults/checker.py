@@ -102,7 +102,7 @@ def run_again(witness: Witness, seconds: float) -> list[str]:
         deadline, pause = time.monotonic() + seconds, 0.0
         while True:
             attempt = f"again-{uuid4().hex[:8]}"
-            call_job(witness, Call(job=task, arguments={"attempt": attempt, "lane": lane}))
+            call_job(witness, Call(job=task, arguments={"attempt": attempt, "lane": lane}, force=True))
             result = witness.wait_for(RESULT, attempt=attempt)
             if result.outcome != "acquired" and result.reason != "already_ran":
                 violations.append(f"(d) The job {job!r} cannot run again: {dict(result)}")

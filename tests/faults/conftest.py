@@ -15,9 +15,20 @@ from tests.faults.clusters import Cluster, Clusters, clusters_in_a_short_place
 from tests.faults.proxy import Proxy
 from tests.faults.replicas import Case, Workers
 from tests.faults.server_cases import ServerCase, server_case
-from tests.faults.steps import AFTER_RUN, BEFORE_MARK, LAST_IN_BODY, ON_COMMIT, POINTS, Point
+from tests.faults.steps import (
+    AFTER_RECORD,
+    AFTER_RUN,
+    BEFORE_MARK,
+    BEFORE_RECORD,
+    LAST_IN_BODY,
+    ON_COMMIT,
+    POINTS,
+    Point,
+)
 from tests.support.replicas import Replicas, database_url
 from tests.support.sessions import Watcher
+
+RECORDING = (BEFORE_RECORD.name, AFTER_RECORD.name)
 
 # What a cell of the table says, the worst first.
 MARKS = {"failed": "FAIL", "skipped": "skip", "passed": "ok"}
@@ -35,7 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: Any = yield
     marker = item.get_closest_marker("fault")
     if marker is not None and (report.when == "call" or report.outcome != "passed"):
-        point = getattr(item, "callspec", None) and item.callspec.params.get("point")  # type: ignore[attr-defined]
+        point = getattr(item, "callspec", None) and item.callspec.params.get("point")
         fault = marker.args[0].format(**getattr(getattr(item, "callspec", None), "params", {}))
         step = marker.kwargs.get("step") or (point.name if isinstance(point, Point) else point) or AFTER_RUN
         item.config.stash[TABLE].setdefault(fault, {}).setdefault(step, []).append(report.outcome)
@@ -49,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     used = {step for steps in table.values() for step in steps}
     names = [point.name for point in POINTS]
     before_mark = names.index(BEFORE_MARK.name)
-    ordered = [*names[:before_mark], LAST_IN_BODY, *names[before_mark:], ON_COMMIT, AFTER_RUN]
+    ordered = [*names[:before_mark], LAST_IN_BODY, *names[before_mark:], ON_COMMIT, *RECORDING, AFTER_RUN]
     columns = [step for step in ordered if step in used] + sorted(used - set(ordered))
     terminalreporter.section("faults by steps")
     for number, step in enumerate(columns, 1):

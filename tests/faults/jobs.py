@@ -57,6 +57,28 @@ Acts = dict[str, list[Any]]
 @singleton_task("faults-{lane}")
 def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     """Write twice, and act before, between and after."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-monthly-{lane}", once_per="month")
+def monthly(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, at most once a month."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-once-{lane}", once_per="month", retry=False)
+def once(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, and not again in a month in which it failed."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-timeout-{lane}", timeout=600)
+def timed(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, with a deadline, which watches from a thread of its own."""
+    return write_twice(attempt, acts)
+
+
+def write_twice(attempt: str, acts: Acts | None) -> str:
     run = current_run()
     assert witness is not None
     assert run is not None
@@ -189,7 +211,7 @@ def use_up_memory(keep: bool) -> None:
 
 def write_output(flush: bool) -> None:
     # Whatever PYTHONUNBUFFERED says.
-    sys.stdout.reconfigure(write_through=flush)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(write_through=flush)
     print("output", flush=flush)
 
 
@@ -197,6 +219,12 @@ def fill_file(path: str) -> None:
     """Write a file larger than this process may."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY))
     Path(path).write_bytes(bytes(1 << 19))
+
+
+def wait_for(kind: str) -> None:
+    """Wait until a kind of line is in the witness."""
+    assert witness is not None
+    witness.wait_for(kind)
 
 
 def on_commit(name: str, *arguments: Any) -> None:
@@ -216,6 +244,7 @@ ACTS: dict[str, Callable[..., object]] = {
     "sys.exit": sys.exit,
     "close": close_connection,
     "pause": time.sleep,
+    "wait for": wait_for,
     "pg_sleep": sleep_in_the_database,
     "megabytes": ask_for_megabytes,
     "read slowly": read_slowly,
@@ -228,5 +257,5 @@ ACTS: dict[str, Callable[..., object]] = {
     "do": do,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly}
+JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly, "once": once, "timed": timed}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""

@@ -87,8 +87,10 @@ class Account:
             yield from cuts[bisect_left(cuts, line.at) :][:1]
 
     def is_cut(self, attempt: Line, run: int | None = None) -> bool:
-        """Whether an attempt, or its run, was cut off, or cut itself off."""
-        was_hit = any(True for _ in self._cuts_of(attempt))
+        """Whether an attempt, or its run, was cut off before its caller had a result, or cut itself off."""
+        result = self.results.get(attempt.attempt)
+        before = inf if result is None else result.at
+        was_hit = any(cut <= before for cut in self._cuts_of(attempt))
         return was_hit or ("run", run) in self.cuts or run in self.own_commits
 
 
@@ -189,8 +191,8 @@ def _wrong_result(account: Account, result: Line, own: Mapping[int, JobRun], unr
         if result.error in REFUSALS and any(run in account.body_of_run for run in own):
             yield f"(c) The attempt {name} was refused by {result.error}, and ran: {', '.join(map(str, own.values()))}."
         for row in succeeded:
-            # The work is committed: an error that came later stands beside that.
-            if not row.error_class and not account.is_cut(account.attempts[name], row.pk):
+            # The work is committed: an error that came later stands beside that. By sys.exit(0) a job is done.
+            if result.code != 0 and not row.error_class and not account.is_cut(account.attempts[name], row.pk):
                 yield f"(c) The attempt {name} saw {result.error}, and {row} says nothing of it."
     elif result.outcome == "acquired" and result.run is None:
         yield f"(c) The attempt {name} saw {result.outcome!r} without a run."

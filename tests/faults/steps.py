@@ -58,7 +58,11 @@ AFTER_MARK = Point("success mark unanswered", Step.MARK, "after")
 BEFORE_COMMIT = Point("COMMIT unsent", Step.COMMIT, "before")
 AFTER_COMMIT = Point("COMMIT unanswered", Step.COMMIT, "after")
 
-# In the order of a run.
+# Of a run that failed, or that lost the lock to another since its probe.
+BEFORE_RECORD = Point("end unrecorded", Step.RECORD, "before")
+AFTER_RECORD = Point("record unanswered", Step.RECORD, "after")
+
+# In the order of a run that succeeds.
 POINTS = (
     CONNECTING,
     BEFORE_ATTEMPT,

@@ -14,10 +14,12 @@ from tests.faults.replicas import Attempt, Case
 from tests.faults.steps import (
     AFTER_ATTEMPT,
     AFTER_COMMIT,
+    AFTER_RECORD,
     AFTER_WRITE,
     BEFORE_ATTEMPT,
     BEFORE_LOCK,
     BEFORE_MARK,
+    BEFORE_RECORD,
     BEFORE_WRITE,
     CONNECTING,
     LAST_IN_BODY,
@@ -66,6 +68,16 @@ class TestSessionTerminated:
             assert result.error == error
             assert ended(attempt) == ([] if point in BEFORE_THE_ROW else [("failed", error)])
 
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.fault("pg_terminate_backend")
+    def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
+        attempt, at = case.stopped_at(point, acts={LAST: ["raise"]})
+        case.end_session(at.backend_pid)
+        case.proxy.go_on()
+        assert attempt.result().error == "JobFailed"
+        case.check()
+        assert ended(attempt) == [("failed", "JobFailed")]
+
 
 class TestReset:
     """A TCP RST, by a firewall or a proxy that restarts: a request or an answer is lost."""
@@ -87,6 +99,45 @@ class TestReset:
             assert ended(attempt) == [("lost", "")]
         else:
             assert ended(attempt) == [("succeeded" if point == AFTER_COMMIT else "failed", error)]
+
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.fault("RST")
+    def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
+        attempt, at = case.stopped_at(point, acts={LAST: ["raise"]})
+        case.proxy.reset(at.session)
+        assert attempt.result().error == "JobFailed"
+        case.check()
+        assert ended(attempt) == [("failed", "JobFailed")]
+
+    @pytest.mark.fault("RST, of who is skipped", step=AFTER_ATTEMPT.name)
+    def test_of_a_process_that_is_skipped(self, case: Case) -> None:
+        winner = case.attempt(direct=True, acts={FIRST: ["wait for", "reset"]})
+        winner.body()
+        attempt, at = case.stopped_at(AFTER_ATTEMPT)
+        case.proxy.reset(at.session)
+        assert attempt.result().error == "DatabaseUnavailable"
+        case.witness.note("reset")
+        case.check()
+        assert (winner.row.status, attempt.row.status) == ("succeeded", "skipped")
+
+    @at_each_point
+    @pytest.mark.fault("RST, {job}")
+    @pytest.mark.parametrize("job", ["monthly", "once"])
+    def test_the_next_attempt_of_the_slot_runs_if_the_broken_one_did_not(
+        self, case: Case, point: Point, job: str
+    ) -> None:
+        attempt, at = case.stopped_at(point, job)
+        attempt.cut()
+        case.proxy.reset(at.session)
+        broken = attempt.result()
+        result = case.attempt(job, direct=True).result()
+        case.check()
+        succeeded = "succeeded" in {status for status, _ in ended(attempt)}
+        took_slot = succeeded or (job == "once" and point not in BEFORE_THE_ROW)
+        assert (result.outcome, result.reason) == (("skipped", "already_ran") if took_slot else ("acquired", None))
+        # The slot's statement before the attempt has opened the connection, so the attempt is sent again.
+        assert succeeded == (point in (AFTER_COMMIT, BEFORE_ATTEMPT) or (point, job) == (AFTER_ATTEMPT, "monthly"))
+        assert (broken.outcome == "acquired") == (succeeded and point != AFTER_COMMIT)
 
     @pytest.mark.fault("RST on a kept connection")
     @at_each_point_with_a_session

@@ -124,6 +124,11 @@ def call_what_ran_lost(story: Story) -> None:
     story.written.clear()
 
 
+def call_what_ran_lost_and_end_its_process_later(story: Story) -> None:
+    call_what_ran_lost(story)
+    story.lines.append(Line(at=99, kind=CUT, pid=0, process=100 + RAN))
+
+
 def call_what_raised_lost(story: Story) -> None:
     story.rows[FAILED].status = "lost"
 
@@ -196,6 +201,7 @@ def never_end(story: Story) -> None:
         (call_the_failed_succeeded, "(c)"),
         (call_the_killed_succeeded, "(c)"),
         (call_what_ran_lost, "(c)"),
+        (call_what_ran_lost_and_end_its_process_later, "(c)"),
         (call_what_raised_lost, "(c)"),
         (call_what_ran_skipped, "(c)"),
         (mix_outcome_and_status, "(c)"),

@@ -17,9 +17,11 @@ from tests.faults.steps import (
     AFTER_ATTEMPT,
     AFTER_COMMIT,
     AFTER_LOCK,
+    AFTER_RECORD,
     AFTER_WRITE,
     BEFORE_ATTEMPT,
     BEFORE_LOCK,
+    BEFORE_RECORD,
     BEFORE_WRITE,
     CONNECTING,
     LAST_IN_BODY,
@@ -89,6 +91,52 @@ class TestAnEndWithoutAWord:
         assert statuses(killed) == expected
 
     @pytest.mark.fault("kill -9")
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
+        killed, _ = case.stopped_at(point, acts={LAST: ["raise"]})
+        killed.signal(signal.SIGKILL)
+        case.check()
+        assert killed.row.status == ("lost" if point == BEFORE_RECORD else "failed")
+
+    @pytest.mark.fault("kill -9 of who lost the race")
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    def test_while_a_lost_race_is_recorded(self, case: Case, point: Point) -> None:
+        killed, _ = case.stopped_at(BEFORE_LOCK)
+        winner = case.attempt(direct=True, acts={FIRST: ["wait for", "killed"]})
+        winner.body()
+        case.proxy.stop_at(point)
+        case.proxy.go_on()
+        case.proxy.wait_until_stopped()
+        killed.signal(signal.SIGKILL)
+        assert killed.code() == -signal.SIGKILL
+        case.witness.note("killed")
+        assert winner.result().outcome == "acquired"
+        case.check()
+        assert killed.row.status == ("lost" if point == BEFORE_RECORD else "skipped")
+
+    @pytest.mark.fault("kill -9 of who is skipped", step=AFTER_ATTEMPT.name)
+    def test_of_a_process_that_is_skipped(self, case: Case) -> None:
+        winner = case.attempt(direct=True, acts={FIRST: ["wait for", "killed"]})
+        winner.body()
+        killed, _ = case.stopped_at(AFTER_ATTEMPT)
+        killed.signal(signal.SIGKILL)
+        case.witness.note("killed")
+        case.check()
+        assert (winner.row.status, killed.row.status) == ("succeeded", "skipped")
+
+    @at_each_point
+    @pytest.mark.fault("kill -9, {job}")
+    @pytest.mark.parametrize("job", ["monthly", "once", "timed"])
+    def test_the_next_attempt_runs_if_the_killed_one_did_not(self, case: Case, point: Point, job: str) -> None:
+        killed, _ = case.stopped_at(point, job)
+        killed.signal(signal.SIGKILL)
+        killed.code()
+        result = case.attempt(job, direct=True).result()
+        case.check()
+        took_slot = (job == "monthly" and point == AFTER_COMMIT) or (job == "once" and point not in UNRECORDED)
+        assert (result.outcome, result.reason) == (("skipped", "already_ran") if took_slot else ("acquired", None))
+
+    @pytest.mark.fault("kill -9")
     def test_after_the_run(self, case: Case) -> None:
         first, _ = case.attempts(2)
         first.result()
@@ -154,6 +202,18 @@ class TestInterruption:
         else:
             assert ended.row.status == ("succeeded" if point.step == Step.COMMIT else "failed")
             assert ended.row.error_class == "KeyboardInterrupt"
+
+    @pytest.mark.fault("{name}")
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    def test_while_a_failure_is_recorded(self, case: Case, point: Point, name: str) -> None:
+        ended, _ = case.stopped_at(point, acts={LAST: ["raise"]})
+        deliver(ended, signal.Signals[name])
+        if name == "SIGTERM":
+            assert ended.code() == -signal.SIGTERM
+        case.proxy.go_on()
+        case.check()
+        assert ended.row.status == ("lost" if name == "SIGTERM" and point == BEFORE_RECORD else "failed")
 
     @pytest.mark.fault("{name}")
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

@@ -17,7 +17,7 @@ from tests.support.deadlines import DEADLINE, wait_until
 ATTEMPT = "attempt"
 """A process is about to call a job: `attempt`, `job`."""
 RESULT = "result"
-"""What the caller saw: `attempt`, `outcome` ("acquired", "skipped" or "raised"), `run`, `error` (the class)."""
+"""What the caller saw: `attempt`, `outcome` ("acquired", "skipped" or "raised"), `run`, `error` (the class), `code`."""
 BEGIN = "begin"
 """A body begins: `body`, `attempt`, `job`, `run`, `writes` (how many rows it is going to write)."""
 END = "end"

@@ -22,14 +22,15 @@ import django
 from tests.faults.witness import ATTEMPT, DIED, GO, RESULT, Witness
 
 
-class Call(TypedDict):
-    """One call of a job: the name that it has in `jobs.JOBS`, and its arguments.
-
-    `attempt` is always one of them, by which its row is found in the history.
-    """
+class Call(TypedDict, total=False):
+    """One call of a job; all but `force` is needed."""
 
     job: str
+    """The name that it has in `jobs.JOBS`."""
     arguments: dict[str, Any]
+    """Always with `attempt` among them, by which its row is found in the history."""
+    force: bool
+    """Whether it runs even though its slot is taken."""
 
 
 class Order(TypedDict):
@@ -57,16 +58,18 @@ def call_job(witness: Witness, call: Call) -> int:
     witness.note(ATTEMPT, attempt=attempt, job=job, task=call["job"], lane=arguments.get("lane", jobs.LANE))
     code: Any = 0
     try:
-        result = task(**arguments)
+        result = task.run(force=call.get("force", False), **arguments)
     except BaseException as error:
         if os.getpid() != caller:
             # A child that the job forked came back out of it, as it must not.
             os._exit(1)
-        message = error_message(error)[:2000]
-        witness.note(RESULT, attempt=attempt, outcome="raised", error=type(error).__name__, message=message)
         code = 1
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        kind = type(error).__name__
+        witness.note(
+            RESULT, attempt=attempt, outcome="raised", error=kind, message=error_message(error)[:2000], code=code
+        )
     else:
         witness.note(RESULT, attempt=attempt, outcome=result.outcome, run=result.run_id, reason=result.skip_reason)
     return int(code)
@@ -86,7 +89,7 @@ def replica(order: Order) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        path = order[name] if name != "stdin" else os.devnull  # type: ignore[literal-required]
+        path = order[name] if name != "stdin" else os.devnull
         file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
@@ -154,7 +157,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     forks = Forks()
     selector = selectors.DefaultSelector()
-    selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)  # type: ignore[attr-defined]
+    selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
     orders = b""
     while True:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
+from django.db.models.functions import Now
 
 from django_singlecron import RunRefused, singleton_task
 from django_singlecron.models import JobRun
@@ -193,7 +194,8 @@ class TestKilled:
     ) -> None:
         holding = start_holding(pooled_replicas)
         killed = JobRun.objects.filter(pid=holding.pid)
-        killed.update(**session_of(bouncer))
+        (session,) = ask_as_new_client(bouncer, "SELECT pg_backend_pid()")
+        killed.update(backend_pid=session, started_at=Now())
         holding.send(signal.SIGKILL)
         holding.end()
 
@@ -203,12 +205,6 @@ class TestKilled:
         killed.update(started_at=killed.get().started_at - timedelta(seconds=11))
         finish(start_holding(pooled_replicas))
         assert killed.get().status == "lost"
-
-
-def session_of(bouncer: PgBouncer) -> dict[str, Any]:
-    """The server session that PgBouncer lends at this moment, as a run's row holds it."""
-    query = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
-    return dict(zip(["backend_pid", "backend_start"], ask_as_new_client(bouncer, query), strict=True))
 
 
 def ask_as_new_client(bouncer: PgBouncer, query: str) -> tuple[Any, ...]:
