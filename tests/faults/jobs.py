@@ -66,6 +66,12 @@ def monthly(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     return write_twice(attempt, acts)
 
 
+@singleton_task("faults-spaced-{lane}", min_interval=3600)
+def spaced(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, and not again within an hour."""
+    return write_twice(attempt, acts)
+
+
 @singleton_task("faults-once-{lane}", once_per="month", retry=False)
 def once(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     """The same, and not again in a month in which it failed."""
@@ -89,9 +95,6 @@ def write_twice(attempt: str, acts: Acts | None) -> str:
         write(attempt, 2)
         act(acts, LAST)
     return attempt
-
-
-monthly = singleton_task("faults-monthly-{lane}", once_per="month")(work.func)
 
 
 def act(acts: Acts | None, moment: str) -> None:
@@ -257,5 +260,11 @@ ACTS: dict[str, Callable[..., object]] = {
     "do": do,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly, "once": once, "timed": timed}
+JOBS: dict[str, SingletonTask[Any, Any]] = {
+    "work": work,
+    "monthly": monthly,
+    "spaced": spaced,
+    "once": once,
+    "timed": timed,
+}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""
