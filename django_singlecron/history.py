@@ -94,8 +94,8 @@ LOST_MESSAGE = (
 )
 
 # After the lock, so that the tokens of one key grow in the order of its runs.
-_ID_SEQUENCE = "'django_singlecron_jobrun_id_seq'"
-_DRAW_TOKEN = f"SELECT nextval({_ID_SEQUENCE})"
+ID_SEQUENCE = "'django_singlecron_jobrun_id_seq'"
+_DRAW_TOKEN = f"SELECT nextval({ID_SEQUENCE})"
 _DRAW_TOKEN_UNDER_LOCK = f"{_DRAW_TOKEN} WHERE current_setting('singlecron.run', true) = %s"
 
 # Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
@@ -106,7 +106,7 @@ _MARK_SUCCEEDED = f"""
 UPDATE django_singlecron_jobrun
 SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_message = '',
     token = coalesce(%s::bigint,
-                     CASE WHEN has_sequence_privilege({_ID_SEQUENCE}, 'USAGE') THEN nextval({_ID_SEQUENCE}) END)
+                     CASE WHEN has_sequence_privilege({ID_SEQUENCE}, 'USAGE') THEN nextval({ID_SEQUENCE}) END)
 WHERE id = %s AND tableoid = (%s)::oid AND current_setting('singlecron.run', true) = %s
 RETURNING token
 """  # noqa: S608  # of constants alone
@@ -204,14 +204,11 @@ class Texts(NamedTuple):
         return cls(capture.error_class(error), capture.error_message(error), capture.error_traceback(error))
 
 
-def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
-    """Try the lock and record the attempt, in one statement.
-
-    Raises a `RunRefused` that says what to do when the database cannot do it.
-    """
+def opening(attempt: Attempt, lock: Lock) -> Sql:
+    """Return the statement that opens an attempt."""
     key, probe = lock.key(attempt.key), lock.probe(attempt.key)
     pair = attempt.key.is_pair
-    statement = Sql(
+    return Sql(
         _open_with(key.text, probe.text),
         [
             *(*probe.parameters, *key.parameters, pair),
@@ -220,8 +217,15 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
             attempt.record_skips,
         ],
     )
+
+
+def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
+    """Try the lock and record the attempt, in one statement.
+
+    Raises a `RunRefused` that says what to do when the database cannot do it.
+    """
     try:
-        seen, isolation, run_id, acquired, *row = fetch_all(connection, statement)[0]
+        seen, isolation, run_id, acquired, *row = fetch_all(connection, opening(attempt, lock))[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     holders = _read_holders(connection, seen) if seen else []

@@ -79,7 +79,7 @@ class Deadline:
     def __enter__(self) -> Self:
         self._thread_id = threading.get_ident()
         # A descriptor of its own: the job may close the connection, and the number be used again.
-        self._socket = None if self._connection is None else _own_socket(self._connection)
+        self._socket = None if self._connection is None else own_socket(self._connection)
         if self._socket is not None:
             _deadline_sockets.add(self._socket)
         if self._by_signal:
@@ -109,7 +109,7 @@ class Deadline:
         wait = self._seconds
         while not self._over.wait(wait):
             if not self.passed and self._socket is not None:
-                _shut_down(self._socket)
+                shut_down(self._socket)
             self.passed = True
             self._interrupt()
             wait = INTERRUPT_AGAIN_AFTER
@@ -140,11 +140,13 @@ class Deadline:
             _raise_pending(self._thread_id)
 
 
-def _own_socket(connection: BaseDatabaseWrapper) -> socket.socket:
+def own_socket(connection: BaseDatabaseWrapper) -> socket.socket:
+    """Return the socket of an open connection under a descriptor of its own, to be closed by the caller."""
     return socket.socket(fileno=os.dup(connection.connection.fileno()))
 
 
-def _shut_down(own_socket: socket.socket) -> None:
+def shut_down(own_socket: socket.socket) -> None:
+    """End a connection by its socket, whatever its owner waits for."""
     # An error says that the connection is gone already, and the lock with it.
     with suppress(OSError):
         own_socket.shutdown(socket.SHUT_RDWR)

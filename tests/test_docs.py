@@ -21,6 +21,7 @@ import django_singlecron
 from django_singlecron import checks, signals
 from django_singlecron.conf import Settings
 from django_singlecron.context import Run, RunResult
+from django_singlecron.doctor.examine import EXAMINATIONS
 from django_singlecron.models import JobRun, JobRunQuerySet
 from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
@@ -50,7 +51,9 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
         keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
-        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name}
+        # For the doctor, where the tests reach their server by TCP.
+        options = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": options}
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -170,6 +173,11 @@ def test_each_system_check_is_explained() -> None:
     numbers = set(re.findall(r'"([EW]\d{3})"', inspect.getsource(checks)))
     assert numbers
     assert {number.lower() for number in numbers} == anchors(CHECKS) - {"system-checks"}
+
+
+def test_each_examination_of_the_doctor_is_explained() -> None:
+    table = (ROOT / "docs" / "doctor.md").read_text().partition("## Examinations")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE) == [each.id for each in EXAMINATIONS]
 
 
 def listed() -> set[str]:

@@ -21,7 +21,7 @@ from django.db import DatabaseError, connection
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
-from django_singlecron.interrupts import Deadline, Interruption, Terminated, _shut_down
+from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 
@@ -263,7 +263,7 @@ def test_a_timeout_that_passes_while_its_watch_starts(call: Any, monkeypatch: py
 
 def test_a_connection_that_is_gone_needs_no_shutting_down() -> None:
     with socket.socket() as unconnected:
-        _shut_down(unconnected)
+        shut_down(unconnected)
 
 
 def test_a_timeout_about_as_long_as_the_job_is_either_in_time_or_not() -> None:

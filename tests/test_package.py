@@ -18,6 +18,13 @@ import django_singlecron
 print(json.dumps([name for name in sys.modules if name.startswith(("django.contrib", "django_singlecron"))]))
 """
 
+COMMAND = """
+import sys, django
+django.setup()
+import django_singlecron.management.commands.singlecron
+print(sorted(name for name in sys.modules if name.startswith("django_singlecron")))
+"""
+
 LATE = """
 import sys, django
 django.setup()
@@ -53,6 +60,15 @@ def test_the_package_may_be_imported_before_django_is_set_up() -> None:
     imported = json.loads(done.stdout)
     assert "django_singlecron.decorators" in imported
     assert not {"django_singlecron.models", "django_singlecron.runner"} & set(imported)
+
+
+@pytest.mark.django_db
+def test_a_run_does_not_import_the_doctor() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
+    )
+    assert "django_singlecron.watch" in done.stdout
+    assert "django_singlecron.doctor.examine" not in done.stdout
 
 
 @pytest.mark.django_db

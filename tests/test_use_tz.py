@@ -12,6 +12,7 @@ from django.test import override_settings
 from django_singlecron import backfill, database, singleton_task
 from django_singlecron.models import JobRun, JobWatch
 from django_singlecron.watch import Look, check
+from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,3 +62,16 @@ def test_the_check_sees_what_is_wrong_with_a_schedule(monkeypatch: pytest.Monkey
     kinds = {problem.kind.value for _, problem in check(Look(writes=True)).problems}
 
     assert kinds == {"lost", "missed"}
+
+
+def test_who_is_skipped_says_since_when_the_holder_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="django_singlecron")
+
+    @singleton_task("without-zones")
+    def task() -> None:
+        assert not in_threads(1, lambda _: task())[0]
+
+    task()
+
+    held_since = JobRun.objects.acquired().get().started_at
+    assert f"holds its lock since {held_since.isoformat(sep=' ', timespec='seconds')}." in caplog.text

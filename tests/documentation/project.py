@@ -212,11 +212,22 @@ class Project:
 
     def _try_kubernetes(self, text: str) -> None:
         manifest = yaml.safe_load(text)
+        if manifest["kind"] == "Deployment":
+            self._try_deployment(manifest)
+            return
         assert (manifest["apiVersion"], manifest["kind"]) == ("batch/v1", "CronJob")
         check_schedule(manifest["spec"]["schedule"])
         pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
         assert pod["restartPolicy"] in ("Never", "OnFailure")
         for container in pod["containers"]:
+            self.shell(shlex.join(container["command"]))
+
+    def _try_deployment(self, manifest: dict[str, Any]) -> None:
+        """Run what comes before its containers, which go on for ever."""
+        assert manifest["apiVersion"] == "apps/v1"
+        template = manifest["spec"]["template"]
+        assert manifest["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+        for container in template["spec"]["initContainers"]:
             self.shell(shlex.join(container["command"]))
 
     def _try_ini(self, text: str) -> None:

@@ -10,10 +10,11 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from django_singlecron import crontab
 from django_singlecron.decorators import Request
-from django_singlecron.management import run_arguments, run_jobs, singlecron_check, singlecron_status
+from django_singlecron.management import run_arguments, run_jobs, singlecron_check, singlecron_doctor, singlecron_status
 
 _OTHERS = {
     "check": (singlecron_check, "Say what is wrong with the jobs. Exits with 0, 1, 2 or 3, as a Nagios plugin."),
+    "doctor": (singlecron_doctor, "Prove on the project's own stack that the lock excludes. Exits with 0 or 1."),
     "status": (singlecron_status, "Show each job: what it did last, when it is due, where it runs."),
 }
 
