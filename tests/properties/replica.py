@@ -64,11 +64,13 @@ class Replica:
         self.run_id, self.backend_pid = run.id, connection.connection.info.backend_pid
         write(f"run {run.id}")
         self._answers.put(None)
-        while (order := self._orders.get(timeout=DEADLINE)) is not None:
-            outcome = order()
-            if outcome is DONE:
-                return
+        while (outcome := self._next_order()()) is not DONE:
             self._answers.put(outcome)
+
+    def _next_order(self) -> Callable[[], Any]:
+        order = self._orders.get(timeout=DEADLINE)
+        assert order is not None, "The thread was ended inside the job."
+        return order
 
 
 DONE = object()
