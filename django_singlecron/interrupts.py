@@ -52,6 +52,8 @@ class Interruption(BaseException):
 class Deadline:
     """Ends the run in its block once `timeout` has passed, and raises `RunTimedOut` at the block's end.
 
+    A SIGTERM or Ctrl-C that comes while the job is being interrupted goes on outward in its place.
+
     The connection's socket is shut down, so the server rolls back and frees the lock whatever the job is doing; it
     notices within a tenth of a second on Linux. Then the job is interrupted: in the main thread even out of a blocking
     system call, in other threads when they next run Python code, and again each second, should the job catch it. Code
@@ -102,7 +104,8 @@ class Deadline:
         if self._socket is not None:
             _deadline_sockets.discard(self._socket)
             self._socket.close()
-        if self.passed:
+        # Whoever asked the process to end meanwhile is still waiting for that.
+        if self.passed and not isinstance(error, Terminated | KeyboardInterrupt):
             raise RunTimedOut(self._message) from error
 
     def _watch_clock(self) -> None:

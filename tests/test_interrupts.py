@@ -208,6 +208,20 @@ def test_a_timeout_after_the_coroutine_ended_is_told_just_so() -> None:
     check_timed_out(began)
 
 
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_that_comes_as_the_time_is_up_is_not_lost(number: int, error: type[BaseException]) -> None:
+    def end_on_interruption() -> None:
+        try:
+            nap()
+        finally:
+            signal.raise_signal(number)
+
+    with pytest.raises(error):
+        job(end_on_interruption, timeout=SHORT)()
+    assert the_run().status == "failed"
+    assert written() == []
+
+
 def test_a_job_that_is_faster_than_its_timeout_is_not_touched() -> None:
     before = set(threading.enumerate())
     during: list[Any] = []

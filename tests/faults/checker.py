@@ -41,14 +41,27 @@ def check(
     processes that are still wanted; `unreachable`, runs whose rows went with a server that did not come back; `seconds`
     within which processes and sessions end, and then no row reads "running", which behind a pooler takes more than ten.
     """
+    violations, _ = look(witness, connection, alive=alive, unreachable=unreachable, seconds=seconds)
+    assert not violations, f"{len(violations)} violations:\n" + "\n".join(violations[:50])
+
+
+def look(
+    witness: Witness,
+    connection: BaseDatabaseWrapper,
+    *,
+    alive: Collection[int] = (),
+    unreachable: Collection[int] = (),
+    seconds: float = DEADLINE,
+    after: int = 0,
+) -> tuple[list[str], list[JobRun]]:
+    """As `check`, but return the violations, and the rows that were judged: those of the runs `after` one."""
     with default_connection(connection):
         violations = [*left_behind(witness, connection, alive, seconds), *run_again(witness, seconds)]
-        rows = list(JobRun.objects.order_by("id").defer("traceback", "output"))
+        rows = list(JobRun.objects.filter(pk__gt=after).order_by("id").defer("traceback", "output"))
         with connection.cursor() as cursor:
             cursor.execute(WRITTEN)
             written = dict(cursor.fetchall())
-    violations += judge(witness.lines(), rows, written, unreachable)
-    assert not violations, f"{len(violations)} violations:\n" + "\n".join(violations[:50])
+    return [*violations, *judge(witness.lines(), rows, written, unreachable)], rows
 
 
 @contextmanager
@@ -103,7 +116,8 @@ def run_again(witness: Witness, seconds: float) -> list[str]:
         while True:
             attempt = f"again-{uuid4().hex[:8]}"
             call_job(witness, Call(job=task, arguments={"attempt": attempt, "lane": lane}, force=True))
-            result = witness.wait_for(RESULT, attempt=attempt)
+            # The last lines are its own: nothing else is on.
+            result = next(line for line in reversed(witness.lines()) if line.kind == RESULT)
             if result.outcome != "acquired":
                 violations.append(f"(d) The job {job!r} cannot run again: {dict(result)}")
                 break

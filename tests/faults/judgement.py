@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import itemgetter
 
 from django_singlecron.models import JobRun
 from tests.faults import witness as kinds
@@ -51,7 +52,8 @@ class Account:
     bodies: dict[str, Body] = field(default_factory=dict)
     body_of_run: dict[int, Body] = field(default_factory=dict)
     own_commits: set[int] = field(default_factory=set)
-    cuts: dict[tuple[str, object], list[int]] = field(default_factory=lambda: defaultdict(list))
+    cuts: dict[tuple[str, object], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """When something was cut: between which two moments, in the order of the second."""
 
     @classmethod
     def of(cls, lines: Iterable[Line]) -> Account:
@@ -60,8 +62,7 @@ class Account:
         for line in sorted(lines, key=lambda line: line.at):
             account._add(line)
         for body in account.bodies.values():
-            ends = [line.at for line in [body.ended] if line is not None]
-            body.over = min([*ends, *account._cuts_of(body.began)], default=inf)
+            body.over = min(account._ends_of(body), default=inf)
         return account
 
     def _add(self, line: Line) -> None:
@@ -75,22 +76,37 @@ class Account:
             self.bodies[line.body].ended = line
         elif line.kind == kinds.OWN_COMMIT:
             self.own_commits.add(line.run)
-        elif line.kind in (kinds.CUT, kinds.DIED):
-            for what in ("process", "run", "attempt"):
+        elif line.kind in (kinds.CUT, kinds.DIED, kinds.TROUBLE):
+            since = line.at if line.since is None else line.since
+            for what in ("process", "run", "attempt", "everything"):
                 if what in line:
-                    self.cuts[what, line[what]].append(line.at)
+                    self.cuts[what, line[what]].append((since, line.at))
+            if line.kind == kinds.TROUBLE:
+                self.cuts[kinds.TROUBLE, None].append((since, line.at))
 
-    def _cuts_of(self, line: Line) -> Iterator[int]:
+    def _ends_of(self, body: Body) -> Iterator[int]:
+        """Give the moments from which on a body could do nothing any more."""
+        if body.ended is not None:
+            yield body.ended.at
+        for cut in self._cuts_of(body.began):
+            yield max(cut, body.began.at)
+        attempt = self.attempts.get(body.began.attempt)
+        if attempt is not None and attempt.timeout is not None:
+            # Which ends its session a moment later than this: it was set after the attempt was made.
+            yield max(attempt.at + int(attempt.timeout * 1e9), body.began.at)
+
+    def _cuts_of(self, line: Line, *also: tuple[str, object]) -> Iterator[int]:
         """Give the first cut of each kind that hit what a line is about after it was noted."""
-        for what, value in (("process", line.pid), ("run", line.run), ("attempt", line.attempt)):
-            cuts = self.cuts.get((what, value), [])
-            yield from cuts[bisect_left(cuts, line.at) :][:1]
+        own = (("process", line.pid), ("run", line.run), ("attempt", line.attempt), ("everything", True))
+        for what in (*own, *also):
+            cuts = self.cuts.get(what, [])
+            yield from (since for since, _ in cuts[bisect_left(cuts, line.at, key=itemgetter(1)) :][:1])
 
     def is_cut(self, attempt: Line, run: int | None = None) -> bool:
-        """Whether an attempt, or its run, was cut off before its caller had a result, or cut itself off."""
+        """Whether an attempt, or its run, was cut off, or cut itself off, before its caller saw what came of it."""
         result = self.results.get(attempt.attempt)
-        before = inf if result is None else result.at
-        was_hit = any(cut <= before for cut in self._cuts_of(attempt))
+        end = inf if result is None else result.at
+        was_hit = any(cut <= end for cut in self._cuts_of(attempt, (kinds.TROUBLE, None)))
         return was_hit or ("run", run) in self.cuts or run in self.own_commits
 
 
@@ -186,6 +202,10 @@ def _wrong_result(account: Account, result: Line, own: Mapping[int, JobRun], unr
         row = own.get(result.run)
         if row is None or row.status != status:
             yield f"(c) The attempt {name} saw {result.outcome!r}, its row is {row}."
+    elif result.outcome == "raised" and result.code == 0:
+        # By sys.exit(0) a job says that it is done.
+        if not any(row.status == JobRun.Status.SUCCEEDED for row in own.values()):
+            yield f"(c) The attempt {name} exited with 0, its rows are {', '.join(map(str, own.values()))}."
     elif result.outcome == "raised":
         succeeded = [row for row in own.values() if row.status == JobRun.Status.SUCCEEDED]
         if result.error in REFUSALS and any(run in account.body_of_run for run in own):

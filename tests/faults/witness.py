@@ -23,7 +23,12 @@ BEGIN = "begin"
 END = "end"
 """A body ends: `body`, `how` ("returned" or "raised")."""
 CUT = "cut"
-"""From now on nothing of this `process`, `run` or `attempt` can be committed: noted just before the fault."""
+"""From now on nothing of this `process`, `run` or `attempt`, or of `everything`, can be committed.
+
+Noted just before the fault; or, where more may begin meanwhile, after it, with the moment before it as `since`.
+"""
+TROUBLE = "trouble"
+"""From `since` until now an attempt may not have been able to record its end."""
 OWN_COMMIT = "own commit"
 """The body with this `run` ends its transaction itself, so some of its writes may be committed."""
 GO = "go"
@@ -53,6 +58,11 @@ class Witness:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def forget(self) -> None:
+        """Empty the file; nobody else may be about to read it."""
+        os.ftruncate(self._file, 0)
+        self._read, self._lines = 0, []
 
     def note(self, kind: str, **values: Any) -> None:
         line = {"at": time.monotonic_ns(), "kind": kind, "pid": os.getpid(), **values}

@@ -12,7 +12,7 @@ import resource
 import selectors
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -54,7 +54,16 @@ def call_job(witness: Witness, call: Call) -> int:
     attempt = arguments["attempt"]
     job = task.name_of_call((), arguments)
     caller = os.getpid()
-    witness.note(ATTEMPT, attempt=attempt, job=job, task=call["job"], lane=arguments.get("lane", jobs.LANE))
+    limit = task.options.timeout
+    witness.note(
+        ATTEMPT,
+        attempt=attempt,
+        job=job,
+        task=call["job"],
+        lane=arguments.get("lane", jobs.LANE),
+        acts=arguments.get("acts"),
+        timeout=limit and limit.total_seconds(),
+    )
     code: Any = 0
     try:
         result = task.run(force=call.get("force", False), **arguments)
@@ -79,8 +88,8 @@ def use_database(database: Mapping[str, Any]) -> None:
     connect_through(database)
 
 
-def replica(order: Order) -> int:
-    """Do what is ordered, in a process of its own; return the exit code."""
+def set_up(order: Order) -> Witness:
+    """Make a forked process a replica as ordered; return its witness."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -94,7 +103,12 @@ def replica(order: Order) -> int:
         which = getattr(resource, limit)
         resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
     use_database(order["database"])
-    witness = Witness(Path(order["witness"]))
+    return Witness(Path(order["witness"]))
+
+
+def replica(order: Order) -> int:
+    """Do what is ordered, in a process of its own; return the exit code."""
+    witness = set_up(order)
     code = 0
     for number, call in enumerate(order["calls"]):
         if number > 0:
@@ -104,9 +118,10 @@ def replica(order: Order) -> int:
 
 
 class Forks:
-    """The processes that are being used."""
+    """The processes that are being used. Arguments: what each does with its order, to return its exit code."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Callable[[Order], int]) -> None:
+        self._live = live
         self._witnesses: dict[int, str] = {}
 
     def start(self, order: Order) -> int:
@@ -114,7 +129,7 @@ class Forks:
         if pid == 0:
             code = 70
             try:
-                ended_with = replica(order)
+                ended_with = self._live(order)
                 sys.stdout.flush()
                 code = ended_with
             except BaseException:
@@ -142,7 +157,7 @@ class Forks:
             os.waitpid(pid, 0)
 
 
-def main() -> None:
+def main(live: Callable[[Order], int] = replica) -> None:
     django.setup()
     # Loaded once, for all.
     from tests.faults import jobs  # noqa: F401
@@ -152,7 +167,7 @@ def main() -> None:
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    forks = Forks()
+    forks = Forks(live)
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
