@@ -12,6 +12,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from pytest_django.plugin import DjangoDbBlocker
 
+from django_singlecron.models import JobRun
 from tests.faults.clusters import Cluster
 from tests.faults.jobs import BETWEEN
 from tests.faults.replicas import Workers
@@ -28,6 +29,7 @@ from tests.faults.steps import (
     POINTS,
     Point,
 )
+from tests.faults.witness import CUT
 from tests.support.pgbouncer import PgBouncer, running
 
 
@@ -218,7 +220,12 @@ def test_prepared_statements(start: Callable[..., PooledCase], mode: str) -> Non
     outcomes = {attempt.result().outcome for attempt in attempts}
     # In transaction mode another client's connection does not know them, unless PgBouncer sees to that
     # (max_prepared_statements, of 1.21): such an attempt is refused or fails. It never runs beside another.
-    assert mode == "transaction" or outcomes <= {"acquired", "skipped"}
+    if mode == "transaction":
+        # Its end cannot always be recorded either, and reads "lost" then.
+        for row in JobRun.objects.all():
+            pooled.case.witness.note(CUT, run=row.pk)
+    else:
+        assert outcomes <= {"acquired", "skipped"}
     pooled.check(seconds=40)
 
 
