@@ -58,7 +58,9 @@ class OutputTail:
         self._lock = threading.Lock()
 
     def append(self, text: str) -> None:
-        """Add `text` at the end."""
+        """Add `text` at the end; anything else is left out, as the stream that it is written to refuses it."""
+        if not isinstance(text, str):
+            return
         kept = text[-self._limit :] if self._limit else ""
         with self._lock:
             self._total += len(text)
@@ -237,7 +239,10 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
 def error_class(error: BaseException) -> str:
     """Return the error's class with its module, builtins without."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    except Exception:  # a class may be made with anything for a module
+        name = kind.__qualname__
     return clean(name)[:MAX_ERROR_CLASS]
 
 

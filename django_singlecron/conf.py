@@ -12,7 +12,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from .shown import shown
+
 SETTING = "SINGLECRON"
+
+# The types of which an error shows the value. Of others it may hold what is not for a log: a dict of DATABASES does.
+_SHOWN = (bool, int, float, str, type(None))
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -51,7 +56,7 @@ def find_problems(value: object) -> Iterator[Problem]:
     types: dict[str, type] = {each.name.upper(): type(each.default) for each in fields(Settings)}
     for key, given in value.items():
         if key not in types:
-            yield Problem(f"{SETTING} has an unknown key: {key!r}.", f"It may hold: {', '.join(types)}.", True)
+            yield Problem(f"{SETTING} has an unknown key: {shown(key)}.", f"It may hold: {', '.join(types)}.", True)
         elif types[key] is tuple:
             if not _are_tokens(given):
                 # Without its value, which a secret may be a part of.
@@ -60,11 +65,16 @@ def find_problems(value: object) -> Iterator[Problem]:
                 )
         elif type(given) is not types[key]:
             yield Problem(
-                f"{SETTING}[{key!r}] is {given!r}, a {type(given).__name__}.",
+                f"{SETTING}[{key!r}] is {_described(given)}.",
                 f"It must be of type {types[key].__name__}.",
             )
         elif isinstance(given, int) and given < 0:
-            yield Problem(f"{SETTING}[{key!r}] is {given!r}.", "It is a number of characters: 0 or more.")
+            yield Problem(f"{SETTING}[{key!r}] is {shown(given)}.", "It is a number of characters: 0 or more.")
+
+
+def _described(value: object) -> str:
+    kind = f"a {type(value).__name__}"
+    return f"{shown(value)}, {kind}" if isinstance(value, _SHOWN) else kind
 
 
 def _are_tokens(value: object) -> bool:

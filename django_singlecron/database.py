@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
@@ -64,6 +65,14 @@ def read_committed(connection: BaseDatabaseWrapper) -> None:
     """Make the transaction that just began READ COMMITTED."""
     with connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def now(connection: BaseDatabaseWrapper) -> Now | datetime:
+    """Return what stores the present moment, by the clock that `clock` tells.
+
+    SQLite's own gives UTC also in a project that has `USE_TZ` off, which reads it as local time.
+    """
+    return Now() if connection.vendor == "postgresql" else storable(connection, clock(connection))
 
 
 def reconnecting(connection: BaseDatabaseWrapper, operation: Callable[[], T]) -> T:

@@ -79,7 +79,8 @@ class TransactionBroken(SinglecronError):
     """The job caught a database error and went on, so PostgreSQL cannot commit its work.
 
     The run is recorded as `failed` and all its work is rolled back. Wrap the statement that may fail in
-    `transaction.atomic()`, which becomes a savepoint.
+    `transaction.atomic()`, which becomes a savepoint. Raised as well when the job leaves `search_path` changed, so that
+    its success would be written into another schema's history.
     """
 
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.functions import Now
 
 from . import capture
-from .database import aware, from_json, reconnecting, refusal, try_again
+from .database import aware, from_json, now, reconnecting, refusal, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
@@ -24,7 +23,8 @@ from .models import JobRun
 TABLE = "django_singlecron_jobrun"
 
 # An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
-# or was stopped so long that its own last word will come later, and puts the record right.
+# or was stopped so long that its own last word will come later, and puts the record right. Likewise one that began in
+# the future: the server's clock was set back since.
 LOST_AFTER_SECONDS = 10
 
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
@@ -56,7 +56,7 @@ WITH seen AS MATERIALIZED (
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid()
     FROM seen WHERE free OR %s
-    RETURNING id, status = 'running' AS acquired, key, started_at, held_by_id
+    RETURNING id, status = 'running' AS acquired, key, started_at, held_by_id, tableoid::bigint AS table_oid
 )
 SELECT seen.holders::text, current_setting('default_transaction_isolation'), attempt.*
 FROM seen LEFT JOIN attempt ON true
@@ -81,7 +81,7 @@ UPDATE django_singlecron_jobrun AS run
 SET status = 'lost', finished_at = clock_timestamp(), error_message = %s
 FROM {WANTED}
 WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status = 'running' AND run.id <> %s
-  AND (run.started_at < clock_timestamp() - make_interval(secs => %s)
+  AND (abs(extract(epoch FROM clock_timestamp() - run.started_at)) > %s
        OR NOT EXISTS (SELECT FROM pg_stat_get_activity(run.backend_pid) AS session
                       WHERE coalesce(session.backend_start, run.started_at) <= run.started_at))
   AND NOT EXISTS (SELECT FROM pg_locks AS held WHERE {HELD})
@@ -100,17 +100,20 @@ _DRAW_TOKEN_UNDER_LOCK = f"{_DRAW_TOKEN} WHERE current_setting('singlecron.run',
 
 # Step 5, in the job's own transaction. The setting went with the transaction that held the lock, if the job ended it.
 # "lost" is overruled: another replica took this run for dead while it was stopped between its probe and its lock.
+# The table is named by its number as well: a job may have changed search_path, and another schema have a history too.
 # A role may write the history without a grant on its sequence; then there are no tokens.
 _MARK_SUCCEEDED = f"""
 UPDATE django_singlecron_jobrun
 SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_message = '',
     token = coalesce(%s::bigint,
                      CASE WHEN has_sequence_privilege({ID_SEQUENCE}, 'USAGE') THEN nextval({ID_SEQUENCE}) END)
-WHERE id = %s AND current_setting('singlecron.run', true) = %s
+WHERE id = %s AND tableoid = (%s)::oid AND current_setting('singlecron.run', true) = %s
 RETURNING token
 """  # noqa: S608  # of constants alone
 
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
+
+_SEES_TABLE = "SELECT to_regclass('django_singlecron_jobrun') = (%s)::oid"
 
 
 class Attempt(NamedTuple):
@@ -172,6 +175,8 @@ class Row(NamedTuple):
     started_at: datetime
     held_by: int | None = None
     """The run that is on record as what kept it from running."""
+    table_oid: int = 0
+    """The number by which the server knows the history's table, whatever search_path says; 0 without a lock."""
 
 
 class Opened(NamedTuple):
@@ -269,8 +274,8 @@ def record_attempt(
         pid=attempt.pid,
         trigger=attempt.trigger,
         command=attempt.command,
-        started_at=Now(),
-        finished_at=None if acquired else Now(),
+        started_at=now(connection),
+        finished_at=None if acquired else now(connection),
     )
     try:
         reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
@@ -337,15 +342,22 @@ def holds(connection: BaseDatabaseWrapper, run_id: int) -> bool:
         return bool(cursor.fetchone()[0])
 
 
+def sees_table(connection: BaseDatabaseWrapper, row: Row) -> bool:
+    """Whether the connection's search_path still leads to the table that a run's row is in."""
+    with connection.cursor() as cursor:
+        cursor.execute(_SEES_TABLE, [row.table_oid])
+        return bool(cursor.fetchone()[0])
+
+
 def mark_succeeded(
-    connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None
+    connection: BaseDatabaseWrapper, row: Row, output: str, token: int | None
 ) -> tuple[int | None] | None:
     """Write the success mark in the job's transaction; return the token that it recorded.
 
-    None without a token round it when that transaction does not hold the lock any more.
+    None without a token round it when that transaction does not hold the lock any more, or the row is not to be seen.
     """
     with connection.cursor() as cursor:
-        cursor.execute(_MARK_SUCCEEDED, [output, token, run_id, str(run_id)])
+        cursor.execute(_MARK_SUCCEEDED, [output, token, row.id, row.table_oid, str(row.id)])
         marked: tuple[int | None] | None = cursor.fetchone()
     return marked
 
@@ -353,7 +365,7 @@ def mark_succeeded(
 def mark_succeeded_unlocked(connection: BaseDatabaseWrapper, run_id: int, output: str, token: int | None) -> bool:
     """Write the success mark of a run that holds no lock of its own."""
     rows = JobRun.objects.using(connection.alias).filter(pk=run_id)
-    return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=Now(), output=output, token=token))
+    return bool(rows.update(status=JobRun.Status.SUCCEEDED, finished_at=now(connection), output=output, token=token))
 
 
 def mark_skipped(
@@ -375,7 +387,7 @@ def mark_skipped(
             status=JobRun.Status.SKIPPED,
             output=output,
             held_by=holder.run_id if holder else None,
-            finished_at=Now(),
+            finished_at=now(connection),
         )
 
     try_again(connection, skip if attempt.record_skips else own.delete)
@@ -396,7 +408,8 @@ def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, exc
             return Earlier(JobRun.SkipReason.ALREADY_RAN.value, _as_holder(taker))
     if claim.min_interval is not None:
         last = ended.first()
-        if last is not None and aware(last.started_at) > claim.now - claim.min_interval:
+        # Not one that seems to lie further in the future: the server's clock was wrong, for how long nobody knows.
+        if last is not None and abs(claim.now - aware(last.started_at)) < claim.min_interval:
             return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
     return None
 
@@ -446,7 +459,7 @@ def mark_ended(
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
 
     def record() -> JobRun.Status | None:
-        if unfinished.update(status=status, finished_at=Now(), **values):
+        if unfinished.update(status=status, finished_at=now(connection), **values):
             return status
         if not own.update(**values):
             return None

@@ -15,6 +15,7 @@ from uuid import UUID
 from django.db.models import Model
 
 from .exceptions import InvalidName, InvalidTask
+from .shown import shown
 
 MAX_NAME_LENGTH = 200
 
@@ -49,7 +50,7 @@ def check_key_option(key: object) -> KeyOption:
     if is_hash or is_pair or _is_int(key, 64):
         return cast("KeyOption", key)
     raise InvalidTask(
-        f'key={key!r} is not a lock key. Use "hashtextextended" (the default), "hashtext", an integer of 64 bits, '
+        f'key={shown(key)} is not a lock key. Use "hashtextextended" (the default), "hashtext", an integer of 64 bits, '
         "or a pair of integers of 32 bits, such as key=(7, 42)."
     )
 
@@ -96,7 +97,7 @@ class NameTemplate:
 
     def __init__(self, template: object, signature: inspect.Signature, owner: str) -> None:
         if not isinstance(template, str):
-            raise InvalidName(f"A job's name is text; {template!r} is a {type(template).__name__}.")
+            raise InvalidName(f"A job's name is text; {shown(template)} is a {type(template).__name__}.")
         self.template = template
         self.owner = owner
         try:
@@ -126,7 +127,7 @@ class NameTemplate:
         self, field: str, spec: str | None, conversion: str | None, signature: inspect.Signature
     ) -> None:
         argument = _argument_of(field)
-        if not argument.isidentifier() or conversion or "{" in (spec or ""):
+        if not argument.isidentifier() or not _is_well_formed(field) or conversion or "{" in (spec or ""):
             raise InvalidName(
                 f"The job name {self.template!r} holds the placeholder {{{field}}}. Placeholders name one argument, "
                 "as in {tenant_id} or {tenant.slug}, without conversions."
@@ -154,6 +155,25 @@ def _argument_of(field: str) -> str:
     return re.split(r"[.\[]", field, maxsplit=1)[0]
 
 
+class _Anything:
+    """Has every attribute and every item."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self
+
+
+def _is_well_formed(field: str) -> bool:
+    """Whether what follows the argument in a placeholder can be looked up, as `.slug` and `[0]` can."""
+    try:
+        string.Formatter().get_field(field, (), {_argument_of(field): _Anything()})
+    except ValueError:
+        return False
+    return True
+
+
 class _NameFormatter(string.Formatter):
     def __init__(self, template: NameTemplate) -> None:
         self._template = template
@@ -173,16 +193,18 @@ class _NameFormatter(string.Formatter):
             text: str = super().format_field(value, format_spec)
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidName(
-                f"The job name {self._template.template!r} of {self._template.owner} cannot write {value!r} in the "
-                f"format {format_spec!r}: {error}."
+                f"The job name {self._template.template!r} of {self._template.owner} cannot write this "
+                f"{type(value).__name__} in the format {format_spec!r}: {error}."
             ) from error
         return text
 
     def _stable(self, field: str, value: Any) -> Any:
         if isinstance(value, Model):
-            if value.pk is None:
+            key = value.pk
+            # A composite key is a tuple.
+            if key is None or (isinstance(key, tuple) and None in key):
                 raise InvalidName(f"{{{field}}} is an unsaved {type(value).__name__}, which has no key to name a lock.")
-            return value.pk
+            return key
         if isinstance(value, enum.Enum):
             return self._stable(field, value.value)
         if isinstance(value, _NAMEABLE):
@@ -194,7 +216,7 @@ class _NameFormatter(string.Formatter):
 
 
 def bind_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the call's arguments by name, defaults filled in and `**kwargs` merged in.
+    """Return the call's arguments by name, defaults filled in and `**kwargs` merged in, which displace no parameter.
 
     Raises `TypeError`, as the call itself would, when they do not fit the signature.
     """
@@ -203,7 +225,8 @@ def bind_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(value)
+            # They come last. One may have the name of a positional-only parameter, which is the one that is meant.
+            arguments = {**value, **arguments}
         else:
             arguments[name] = value
     return arguments

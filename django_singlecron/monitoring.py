@@ -62,7 +62,7 @@ class Live(NamedTuple):
         return (
             run.status == JobRun.Status.RUNNING
             and run.lock != JobRun.LockKind.NONE
-            and aware(run.started_at) < self.at - timedelta(seconds=LOST_AFTER_SECONDS)
+            and abs(self.at - aware(run.started_at)) > timedelta(seconds=LOST_AFTER_SECONDS)
             and not self.holds(run)
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -10,6 +10,7 @@ from django.utils.timezone import get_default_timezone
 
 from .exceptions import InvalidName, InvalidTask
 from .keys import KeyOption, check_key_option
+from .shown import shown
 from .slots import Plan, make_period, make_schedule
 
 # Longer, and PostgreSQL's timeouts, which are 32-bit numbers of milliseconds, could not express it.
@@ -65,13 +66,13 @@ def check_options(
     Raises `InvalidTask`, or `InvalidName`, with what is wrong with the first that is not.
     """
     if name is not None and not isinstance(name, str):
-        raise InvalidName(f"A job's name is text; {name!r} is a {type(name).__name__}.")
+        raise InvalidName(f"A job's name is text; {shown(name)} is a {type(name).__name__}.")
     if using is not None and not (isinstance(using, str) and using):
-        raise InvalidTask(f"using={using!r} is not the alias of a database.")
+        raise InvalidTask(f"using={shown(using)} is not the alias of a database.")
     if record_skips is not None and not isinstance(record_skips, bool):
-        raise InvalidTask(f"record_skips={record_skips!r} is neither True nor False.")
+        raise InvalidTask(f"record_skips={shown(record_skips)} is neither True nor False.")
     if not isinstance(http, bool):
-        raise InvalidTask(f"http={http!r} is neither True nor False.")
+        raise InvalidTask(f"http={shown(http)} is neither True nor False.")
     _check_slots(once_per, schedule, timezone, retry, grace)
     return TaskOptions(
         name=name,
@@ -98,7 +99,7 @@ def _check_slots(once_per: Any, schedule: Any, timezone_option: Any, retry: Any,
     if schedule is not None:
         make_schedule(schedule, timezone.utc)
     if not isinstance(retry, bool):
-        raise InvalidTask(f"retry={retry!r} is neither True nor False.")
+        raise InvalidTask(f"retry={shown(retry)} is neither True nor False.")
     has_slots = once_per is not None or schedule is not None
     if not has_slots and (timezone_option is not None or not retry):
         raise InvalidTask("timezone= and retry= say how slots are used, and need once_per= or schedule=.")
@@ -107,12 +108,15 @@ def _check_slots(once_per: Any, schedule: Any, timezone_option: Any, retry: Any,
 
 
 def _check_timezone(zone: Any) -> tzinfo | None:
-    if zone is None or isinstance(zone, tzinfo):
-        return zone
+    if zone is None:
+        return None
     try:
-        return ZoneInfo(zone)
-    except (TypeError, ValueError, OSError, LookupError) as error:
-        raise InvalidTask(f"timezone={zone!r} is no time zone, such as 'Europe/Berlin'.") from error
+        found = zone if isinstance(zone, tzinfo) else ZoneInfo(zone)
+        # A tzinfo that cannot be used would only be found out by the first call.
+        datetime.now(found)
+    except Exception as error:
+        raise InvalidTask(f"timezone={shown(zone)} is no time zone, such as 'Europe/Berlin'.") from error
+    return found
 
 
 def _check_duration(option: str, duration: Any, limit: timedelta) -> timedelta | None:

@@ -27,7 +27,14 @@ from .locks import Hold, Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .slots import slot_at
-from .transactions import explain_broken_transaction, is_busy, is_closed, lock_lost, refuse_outer_transaction
+from .transactions import (
+    explain_broken_transaction,
+    history_out_of_sight,
+    is_busy,
+    is_closed,
+    lock_lost,
+    refuse_outer_transaction,
+)
 
 # How long a run waits until it looks again what became of an older attempt.
 IN_DOUBT_PAUSE_SECONDS = 0.02
@@ -230,12 +237,14 @@ class Runner:
         output = self.tail.text()
         token = run.token_if_drawn
         try:
-            marked = history.mark_succeeded(self.connection, run.id, output, token)
+            marked = history.mark_succeeded(self.connection, self.row, output, token)
             if marked is None and not history.holds(self.connection, run.id):
                 raise lock_lost(run, "ended the transaction by a raw COMMIT or ROLLBACK")
+            if marked is None and not history.sees_table(self.connection, self.row):
+                raise history_out_of_sight(run)
             if marked is None:
                 history.recreate(self.connection, self.attempt, self.row, lock=self.label)
-                marked = history.mark_succeeded(self.connection, run.id, output, token)
+                marked = history.mark_succeeded(self.connection, self.row, output, token)
             run.end(marked[0] if marked else None)
         except DatabaseError as error:
             explain_broken_transaction(run, error)
@@ -298,8 +307,8 @@ class Runner:
             return
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
-        texts = history.Texts.of(error)
         try:
+            texts = history.Texts.of(error)
             token = context.run.token_if_drawn if context else None
             if context:
                 context.run.end(token)

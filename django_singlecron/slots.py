@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from cronsim import CronSim, CronSimError
 
 from .exceptions import InvalidTask
+from .shown import shown
 
 UTC = timezone.utc
 
@@ -189,22 +190,22 @@ def make_schedule(expression: object, zone: tzinfo) -> Schedule:
     Raises `InvalidTask` when it is neither, has a field for seconds, or is never due.
     """
     if not isinstance(expression, str):
-        raise InvalidTask(f"schedule={expression!r} is no cron expression, which is text such as '0 2 * * *'.")
+        raise InvalidTask(f"schedule={shown(expression)} is no cron expression, which is text such as '0 2 * * *'.")
     fields = NICKNAMES.get(expression.strip().lower(), expression).split()
     if len(fields) == 1 and fields[0].startswith("@"):
-        raise InvalidTask(f"schedule={expression!r} is no nickname of cron's. There are: {', '.join(NICKNAMES)}.")
+        raise InvalidTask(f"schedule={shown(expression)} is no nickname of cron's. There are: {', '.join(NICKNAMES)}.")
     if len(fields) == 6:
-        raise InvalidTask(f"schedule={expression!r} has a field for seconds; cron's least unit is the minute.")
+        raise InvalidTask(f"schedule={shown(expression)} has a field for seconds; cron's least unit is the minute.")
     if len(fields) != 5:
         raise InvalidTask(
-            f"schedule={expression!r} has {len(fields)} fields. A cron expression has five: minute, hour, day of "
+            f"schedule={shown(expression)} has {len(fields)} fields. A cron expression has five: minute, hour, day of "
             "month, month, day of week."
         )
     normal = " ".join(fields)
     try:
         next(CronSim(normal, _EPOCH))
     except (CronSimError, StopIteration) as error:
-        raise InvalidTask(f"schedule={expression!r} is no cron expression that is ever due: {error}.") from error
+        raise InvalidTask(f"schedule={shown(expression)} is no cron expression that is ever due: {error}.") from error
     return Schedule(normal, zone)
 
 
@@ -219,6 +220,6 @@ def make_period(period: object, zone: tzinfo) -> Calendar | Fixed:
     if isinstance(period, timedelta) and MIN_PERIOD <= period <= MAX_PERIOD:
         return Fixed(period, zone)
     raise InvalidTask(
-        f"once_per={period!r} is neither one of {', '.join(get_args(CalendarUnit))}, nor a timedelta of a second to "
-        "366 days."
+        f"once_per={shown(period)} is neither one of {', '.join(get_args(CalendarUnit))}, nor a timedelta of a second "
+        "to 366 days."
     )

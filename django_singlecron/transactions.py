@@ -76,6 +76,14 @@ def lock_lost(run: Run, how: str) -> LockLost:
     )
 
 
+def history_out_of_sight(run: Run) -> TransactionBroken:
+    """Return the error of a run that left another table where its history was."""
+    return TransactionBroken(
+        f'The job "{run.name}" left search_path changed, so that its success cannot be recorded where it began. Its '
+        "work was rolled back. Set search_path back before the job ends."
+    )
+
+
 def in_test_case(connection: BaseDatabaseWrapper) -> bool:
     """Whether the connection is in the transaction that a TestCase wraps round its test, and in no other."""
     # The mark by which Django lets a durable block be a savepoint of its TestCase.

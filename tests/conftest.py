@@ -1,10 +1,12 @@
 """Fixtures for tests that use real connections, threads and processes."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from django.db import connection
 from django.test import SimpleTestCase
+from hypothesis import settings
 from pytest_django.plugin import DjangoDbBlocker
 
 from tests.support.replicas import Replicas, database_url
@@ -12,6 +14,11 @@ from tests.support.sessions import Watcher, assert_nothing_left
 
 # Those of pytest-django, by which a test asks for the database without the mark.
 DATABASE_FIXTURES = ("db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback")
+
+# Every day the same few examples; where FULL_SIZE is set, many, and others each time.
+settings.register_profile("everyday", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("full", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile("full" if os.environ.get("FULL_SIZE") else "everyday")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -106,6 +106,8 @@ def test_a_stream_is_written_to_both_and_is_itself_otherwise() -> None:
     print("printed", file=tee)
     assert tee.write("text") == 4
     tee.writelines(["a", "b"])
+    with pytest.raises(TypeError):
+        tee.write(b"refused")  # type: ignore[arg-type]  # as a job does to find out what the stream takes
     assert stream.getvalue() == tail.text() == "printed\ntextab"
     assert not tee.closed
     assert tee.seekable()
@@ -228,6 +230,7 @@ def test_an_errors_class_is_named_with_its_module() -> None:
     assert error_class(ValueError()) == "ValueError"
     assert error_class(BadText(ValueError())) == "tests.test_capture.BadText"
     assert len(error_class(type("X" * 1000, (Exception,), {})())) == 200
+    assert error_class(type("X", (Exception,), {"__module__": Hostile()})()) == "X"
 
 
 def test_causes_groups_and_notes_are_part_of_the_traceback() -> None:

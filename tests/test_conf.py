@@ -39,6 +39,7 @@ def test_another_setting_leaves_it_alone() -> None:
         ({"OUTPUT_LIMIT": True}, "must be of type int"),
         ({"OUTPUT_LIMIT": -1}, "0 or more"),
         ({"DATABASE": None}, "must be of type str"),
+        ({"DATABASE": {"PASSWORD": "hunter2"}}, "SINGLECRON['DATABASE'] is a dict. It must be of type str"),
         ({"TOKENS": "secret"}, "SINGLECRON['TOKENS'] is no list of tokens. Each is text of printable ASCII"),
         ({"TOKENS": ["good", "two words"]}, "is no list of tokens"),
         ({"TOKENS": [""]}, "is no list of tokens"),

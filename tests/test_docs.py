@@ -207,3 +207,11 @@ def public(kind: type) -> list[str]:
 def test_reference_lists_everything(what: str, expected: list[str]) -> None:
     assert expected
     assert not set(expected) - listed(), what
+
+
+def test_the_tests_that_show_what_a_fault_does_exist() -> None:
+    suite = {path.name: path.read_text() for path in (ROOT / "tests" / "faults").glob("test_*.py")}
+    defined = set(re.findall(r"^(?:class|def) (\w+)", "\n".join(suite.values()), re.MULTILINE)) | {*suite}
+    named = set(re.findall(r"`([Tt]est_?\w+(?:\.py)?)`", (ROOT / "docs" / "reliability.md").read_text()))
+    assert named - defined == set()
+    assert len(named) > 40

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from django_singlecron import RunResult
+from django_singlecron import RunResult, TransactionBroken
 from django_singlecron.history import LOST_MESSAGE
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
@@ -225,7 +225,8 @@ def test_a_run_whose_session_is_gone_is_found_lost_by_the_next(caplog: pytest.Lo
     assert f'Job "job" lost: run {killed.pk} on killed (pid 7)' in caplog.text
 
 
-@pytest.mark.parametrize(("age", "status"), [(11, "lost"), (0, "running")])
+# In the future it began when the server's clock has been set back since.
+@pytest.mark.parametrize(("age", "status"), [(11, "lost"), (0, "running"), (-5, "running"), (-3600, "lost")])
 def test_behind_a_pooler_where_sessions_stay_a_run_is_lost_when_it_is_old(age: int, status: str) -> None:
     with session() as other:
         started = other.one("SELECT clock_timestamp() - make_interval(secs => %s)", age)
@@ -327,6 +328,37 @@ def test_a_row_that_was_deleted_while_the_job_ran_is_written_anew(end: str) -> N
     assert row.status == ("failed" if end == "fails" else "succeeded")
     assert row.error_message == ("own" if end == "fails" else "")
     assert row.finished_at is not None
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_a_job_that_leaves_the_search_path_changed_does_not_write_into_another_schemas_history(has_row: bool) -> None:
+    columns = "id, job, status, outcome, host, pid, trigger, started_at"
+
+    def work() -> None:
+        write()
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path = elsewhere, public")
+
+    with session() as owner:
+        owner.execute("CREATE SCHEMA elsewhere")
+        owner.execute(
+            "CREATE TABLE elsewhere.django_singlecron_jobrun (LIKE public.django_singlecron_jobrun INCLUDING ALL)"
+        )
+        try:
+            task = job(work)
+            if has_row:
+                owner.execute(
+                    f"INSERT INTO elsewhere.django_singlecron_jobrun ({columns}) "
+                    "SELECT last_value + 1, 'job', 'lost', 'acquired', 'here', 1, 'function', now() "
+                    "FROM django_singlecron_jobrun_id_seq"
+                )
+            with pytest.raises(TransactionBroken, match="left search_path changed"):
+                task()
+            statuses = "SELECT coalesce(string_agg(status, ','), '') FROM elsewhere.django_singlecron_jobrun"
+            assert owner.one(statuses) == ("lost" if has_row else "")
+        finally:
+            owner.execute("DROP SCHEMA elsewhere CASCADE")
+    assert (the_run().status, written()) == ("failed", [])
 
 
 def test_an_end_that_cannot_be_recorded_does_not_mask_the_jobs_error(caplog: pytest.LogCaptureFixture) -> None:

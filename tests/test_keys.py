@@ -67,8 +67,27 @@ def test_an_argument_that_only_this_call_lacks_is_refused_by_the_call() -> None:
         name_of("bill:{region}", 1)
 
 
-@pytest.mark.parametrize("field", ["", "0", "tenant_id!r", "tenant_id:{month}", "tenant id"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "tenant_id.",
+        "tenant_id[]",
+        "tenant_id[0]x",
+        "tenant_id..name",
+        "",
+        "0",
+        "tenant_id!r",
+        "tenant_id:{month}",
+        "tenant id",
+    ],
+)
 def test_placeholders_other_than_one_named_argument_are_refused(field: str) -> None:
+    with pytest.raises(InvalidName, match="Placeholders name one argument"):
+        NameTemplate(f"bill:{{{field}}}", SIGNATURE, "bill")
+
+
+@pytest.mark.parametrize("field", ["tenant_id.", "tenant_id[]", "tenant_id[0]x", "tenant_id..name"])
+def test_placeholders_that_can_never_be_looked_up_are_refused(field: str) -> None:
     with pytest.raises(InvalidName, match="Placeholders name one argument"):
         NameTemplate(f"bill:{{{field}}}", SIGNATURE, "bill")
 
@@ -124,7 +143,9 @@ def test_a_format_that_does_not_fit_the_value_is_refused(value: Any) -> None:
         name_of("bill:{tenant_id:05d}", value)
 
 
-@pytest.mark.parametrize("value", [object(), [1], {1: 2}, b"bytes", Tenant(name="unsaved"), lambda: None])
+@pytest.mark.parametrize(
+    "value", [object(), [1], {1: 2}, b"bytes", Tenant(name="unsaved"), Tenant(pk=(1, None)), lambda: None]
+)
 def test_values_whose_text_may_differ_are_refused(value: Any) -> None:
     with pytest.raises(InvalidName):
         name_of("bill:{tenant_id}", value)
@@ -145,6 +166,11 @@ def test_arguments_are_bound_as_the_call_would_bind_them() -> None:
     }
     with pytest.raises(TypeError, match="missing a required argument"):
         bind_arguments(SIGNATURE, (), {})
+
+
+def test_a_keyword_does_not_take_the_place_of_a_positional_only_parameter_of_its_name() -> None:
+    signature = inspect.signature(lambda tenant, /, **more: None)
+    assert bind_arguments(signature, (7,), {"tenant": 8, "other": 1}) == {"tenant": 7, "other": 1}
 
 
 @pytest.mark.parametrize("key", ["hashtextextended", "hashtext", 0, 4242, -(2**63), 2**63 - 1, (-(2**31), 2**31 - 1)])

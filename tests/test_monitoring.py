@@ -154,3 +154,10 @@ def test_looking_gives_the_database_clock_when_nothing_is_locked() -> None:
     assert live is not None
     assert live.at.tzinfo is not None
     assert all(isinstance(key, int) for key, _pair in live.holders)
+
+
+@pytest.mark.parametrize(("age", "lost"), [(11, True), (5, False), (-5, False), (-11, True)])
+def test_a_run_that_began_in_the_future_is_as_old_as_one_in_the_past(age: int, lost: bool) -> None:
+    now = datetime.now(timezone.utc)
+    run = JobRun(status="running", lock="transaction", key=1, started_at=now - timedelta(seconds=age))
+    assert monitoring.Live(at=now, holders={}).is_lost(run) is lost

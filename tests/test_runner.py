@@ -215,6 +215,11 @@ class BadRepr(Exception):
         raise ValueError("no repr")
 
 
+class BadModule:
+    def __str__(self) -> str:
+        raise ValueError("no module")
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -222,10 +227,11 @@ class BadRepr(Exception):
         (ValueError("\udcff"), "?"),
         (Hostile(), "<Hostile, whose text could not be had>"),
         (BadRepr("said"), "said"),
+        (type("Nameless", (Exception,), {"__module__": BadModule()})("said"), "said"),
         (KeyError(BadRepr()), "<KeyError, whose text could not be had>"),
         (ValueError("x" * 10_000_000), None),
     ],
-    ids=["nul", "surrogate", "str", "repr", "inner repr", "10 MB"],
+    ids=["nul", "surrogate", "str", "repr", "module", "inner repr", "10 MB"],
 )
 def test_an_error_of_any_text_is_recorded_and_comes_out(error: Exception, message: str | None) -> None:
     def fail() -> None:

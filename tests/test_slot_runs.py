@@ -258,6 +258,14 @@ def test_a_job_does_not_run_again_until_so_long_after_its_last_start() -> None:
     assert the_slots() == [None, None, None]
 
 
+@real_database
+@pytest.mark.parametrize(("ahead", "runs"), [(timedelta(minutes=59), False), (timedelta(minutes=61), True)])
+def test_a_start_in_the_future_counts_no_further_than_one_in_the_past(ahead: timedelta, runs: bool) -> None:
+    # The server's clock was wrong then, perhaps by years, and the job shall not wait for these.
+    record(started_at=datetime.now(UTC) + ahead)
+    assert job(write, min_interval=timedelta(hours=1))().ran is runs
+
+
 def the_slots() -> list[datetime | None]:
     return list(JobRun.objects.order_by("id").values_list("slot", flat=True))
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ class Cluster:
         """Stop it whatever state it is in, and remove its data."""
         if (self.data / "postmaster.pid").exists() and is_alive(self.postmaster):
             self.stop("immediate")
-        shutil.rmtree(self.directory)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def postmaster(self) -> int:
@@ -248,14 +248,18 @@ class Clusters:
         cluster.destroy()
 
     def destroy(self) -> None:
-        for cluster in reversed(self._made[:]):
-            self.remove(cluster)
+        # Each of them, whatever becomes of the others.
+        with ExitStack() as stack:
+            for cluster in self._made[:]:
+                stack.callback(self.remove, cluster)
 
 
 @contextmanager
 def clusters_in_a_short_place() -> Iterator[Clusters]:
-    """Yield clusters whose directories are short enough for a socket."""
-    home = Path(tempfile.mkdtemp(prefix="sc-"))
+    """Yield clusters whose directories are short enough for a socket, in memory where there is enough of it."""
+    memory = Path("/dev/shm")
+    in_memory = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
+    home = Path(tempfile.mkdtemp(prefix="sc-", dir=memory if in_memory else None))
     home.chmod(0o711)
     clusters = Clusters(home)
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from django_singlecron import SingletonTask, current_run, singleton_task
 from tests.faults.witness import CUT, Witness
@@ -62,6 +63,12 @@ def work(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
 @singleton_task("faults-monthly-{lane}", once_per="month")
 def monthly(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
     """The same, at most once a month."""
+    return write_twice(attempt, acts)
+
+
+@singleton_task("faults-spaced-{lane}", min_interval=3600)
+def spaced(attempt: str, lane: str = LANE, acts: Acts | None = None) -> str:
+    """The same, and not again within an hour."""
     return write_twice(attempt, acts)
 
 
@@ -228,6 +235,11 @@ def on_commit(name: str, *arguments: Any) -> None:
     connection.on_commit(lambda: ACTS[name](*arguments) and None)
 
 
+def do(path: str, *arguments: Any) -> None:
+    """Call a function of another module of the suite, such as "misdeeds.recurse"."""
+    import_string(f"tests.faults.{path}")(*arguments)
+
+
 ACTS: dict[str, Callable[..., object]] = {
     "raise": fail,
     "kill": kill,
@@ -245,7 +257,14 @@ ACTS: dict[str, Callable[..., object]] = {
     "print": write_output,
     "fill a file": fill_file,
     "on_commit": on_commit,
+    "do": do,
 }
 
-JOBS: dict[str, SingletonTask[Any, Any]] = {"work": work, "monthly": monthly, "once": once, "timed": timed}
+JOBS: dict[str, SingletonTask[Any, Any]] = {
+    "work": work,
+    "monthly": monthly,
+    "spaced": spaced,
+    "once": once,
+    "timed": timed,
+}
 """By the names that they are called by. Each takes an `attempt` and a `lane`, and needs no other argument."""

@@ -22,11 +22,9 @@ from tests.faults.server_cases import ServerCase, server_case, settings_of
 from tests.faults.steps import (
     AFTER_ATTEMPT,
     AFTER_COMMIT,
-    AFTER_MARK,
     BEFORE_ATTEMPT,
     BEFORE_COMMIT,
     BEFORE_LOCK,
-    BEFORE_MARK,
     BEFORE_WRITE,
     Point,
 )
@@ -119,7 +117,7 @@ def pair(
 
 at_points = pytest.mark.parametrize(
     "point",
-    [BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_MARK, AFTER_MARK, BEFORE_COMMIT, AFTER_COMMIT],
+    [BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_COMMIT, AFTER_COMMIT],
     ids=lambda point: point.name,
 )
 

@@ -189,11 +189,11 @@ def test_a_replica_notices_that_its_server_was_restarted(hosts: NetworkCase) -> 
 @pytest.mark.fault("a reader that stands still", step=AFTER_WRITE.name)
 def test_a_job_that_reads_nothing_of_what_it_asked_for_says_how_long_it_may(hosts: NetworkCase) -> None:
     # The role's own limit stands, here one that is shorter than the package's.
-    options = {"options": "-c tcp_user_timeout=4s"}
+    options = {"options": "-c tcp_user_timeout=2s"}
     database = hosts.case.cluster.database(HOST=ADDRESSES[SERVER][0], OPTIONS=options)
     results = {}
     for may_take in (None, "10min"):
-        act = ["read slowly", 10, may_take]
+        act = ["read slowly", 5, may_take]
         [attempt] = hosts.case.attempts(1, database=database, lane=f"reader-{may_take}", acts={BETWEEN: act})
         if may_take is None:
             attempt.cut()

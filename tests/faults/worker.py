@@ -47,6 +47,7 @@ class Order(TypedDict):
 
 def call_job(witness: Witness, call: Call) -> int:
     """Call a job, tell the witness what came of it, and return the exit code that a process would end with."""
+    from django_singlecron.capture import error_message
     from tests.faults import jobs
 
     jobs.witness = witness
@@ -75,7 +76,9 @@ def call_job(witness: Witness, call: Call) -> int:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         kind = type(error).__name__
-        witness.note(RESULT, attempt=attempt, outcome="raised", error=kind, message=str(error)[:2000], code=code)
+        witness.note(
+            RESULT, attempt=attempt, outcome="raised", error=kind, message=error_message(error)[:2000], code=code
+        )
     else:
         witness.note(RESULT, attempt=attempt, outcome=result.outcome, run=result.run_id, reason=result.skip_reason)
     return int(code)

@@ -117,9 +117,8 @@ def test_success_skip_and_failure_with_either_way_of_binding(bouncer: PgBouncer,
 
 @pytest.mark.parametrize("options", [{}, {"isolation_level": IsolationLevel.REPEATABLE_READ}], ids=["", "isolation"])
 def test_statement_mode_is_refused_before_the_job_runs(options: dict[str, Any]) -> None:
-    @singleton_task("pooled by statement")
-    def job() -> None:
-        raise AssertionError("It ran without a lock.")
+    body = Body()
+    job = singleton_task("pooled by statement")(lambda: body.run())
 
     with running(connection, pool_size=2, pool_mode="statement") as bouncer:
         through = {**bouncer.database, "OPTIONS": {**bouncer.database["OPTIONS"], **options}}
@@ -127,7 +126,7 @@ def test_statement_mode_is_refused_before_the_job_runs(options: dict[str, Any]) 
         words = "pool_mode = transaction" if is_psycopg3 else "did not run"
         with pytest.raises(RunRefused, match=words):
             in_threads(1, lambda _: job(), through=through)
-    assert JobRun.objects.get().status == "failed"
+    assert (JobRun.objects.get().status, body.runs) == ("failed", [])
 
 
 @POOL_SIZES
