@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,12 +164,6 @@ def in_thread(function: Callable[[], Any]) -> Any:
     thread.join(WAIT)
     assert not thread.is_alive()
     return answers[0]
-
-
-def eventually(condition: Callable[[], Any]) -> bool:
-    """Whether the condition comes true within some seconds."""
-    end = time.monotonic() + WAIT
-    return any(condition() or time.sleep(0.01) for _ in iter(lambda: time.monotonic() < end, False))
 
 
 @contextmanager

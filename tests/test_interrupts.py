@@ -24,11 +24,11 @@ from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
+from tests.support.deadlines import wait_until
 
 from .support_core import (
     WAIT,
     database_alias,
-    eventually,
     in_thread,
     is_free,
     job,
@@ -111,7 +111,7 @@ def check_timed_out(began: float) -> None:
     assert row.finished_at is not None
     assert written() == []
     # The server looks for a vanished client ten times a second.
-    assert eventually(is_free)
+    wait_until(is_free, what="the lock freed")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_timeout_after_the_coroutine_ended_is_told_just_so() -> None:
             other.connection.set_autocommit(False)
             other.execute("SELECT FROM django_singlecron_jobrun FOR UPDATE")
             locked.set()
-            assert eventually(lambda: third.one(recording))
+            wait_until(lambda: third.one(recording), what="the end is being recorded")
             other.connection.rollback()
 
     async def end_at_once() -> None:
@@ -436,7 +436,7 @@ def test_a_run_that_is_interrupted_in_a_statement_failed(interruption: type[Base
         job(work)()
     assert the_run().status == "failed"
     assert written() == []
-    assert eventually(is_free)
+    wait_until(is_free, what="the lock freed")
 
 
 # Forks

@@ -39,11 +39,11 @@ from django_singlecron import (
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
+from tests.support.deadlines import wait_until
 
 from .support_core import (
     TAKES_LOCK,
     database_alias,
-    eventually,
     in_thread,
     is_free,
     job,
@@ -426,7 +426,8 @@ def test_a_cancelled_statement_fails_the_run() -> None:
         # Only a statement that is under way can be cancelled.
         asleep = "FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
         with session() as other:
-            assert eventually(lambda: other.one(f"SELECT count(pg_cancel_backend(pid)) {asleep}", pid))
+            cancel = f"SELECT count(pg_cancel_backend(pid)) {asleep}"
+            wait_until(lambda: other.one(cancel, pid), what="the statement cancelled")
 
     def sleep() -> None:
         threads.append(threading.Thread(target=cancel, args=(connection.connection.info.backend_pid,)))
