@@ -217,21 +217,26 @@ def _leave_run_after_fork() -> None:
         # One that is closed has no socket, and one to a file none either.
         with suppress(Exception):
             _replace_socket(connection.connection.fileno())
+        _forget_transaction(connection)
     for deadline_socket in _deadline_sockets:
         deadline_socket.close()
     _run_connections.clear()
     _deadline_sockets.clear()
     context = run_context.get()
     while context is not None:
-        connection = connections[context.run.using]
-        connection.connection = None
-        connection.in_atomic_block = False
-        connection.needs_rollback = False
-        connection.atomic_blocks = []
-        connection.savepoint_ids = []
-        connection.run_on_commit = []
+        # In a thread that a job's context was copied to, another one than the run's.
+        _forget_transaction(connections[context.run.using])
         context = context.outer
     run_context.set(None)
+
+
+def _forget_transaction(connection: BaseDatabaseWrapper) -> None:
+    connection.connection = None
+    connection.in_atomic_block = False
+    connection.needs_rollback = False
+    connection.atomic_blocks = []
+    connection.savepoint_ids = []
+    connection.run_on_commit = []
 
 
 def _replace_socket(descriptor: int) -> None:

@@ -23,6 +23,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
+from django_singlecron.signals import run_acquired
 from testproject.billing.models import Tenant
 from tests.support.deadlines import wait_until
 
@@ -510,6 +511,27 @@ def test_a_forked_child_may_use_the_database_on_a_connection_of_its_own() -> Non
     assert job(work)()
     assert codes == [0]
     assert written() == ["child", "parent"]
+
+
+def test_a_child_that_a_receiver_of_run_acquired_forks_may_use_the_database_too() -> None:
+    codes: list[int] = []
+
+    def child() -> int:
+        is_apart = not connection.in_atomic_block and written() == []
+        connection.close()
+        return 0 if is_apart else 1
+
+    def fork(**_: Any) -> None:
+        write("receiver")
+        codes.append(forked(child))
+
+    run_acquired.connect(fork)
+    try:
+        assert job(write)()
+    finally:
+        run_acquired.disconnect(fork)
+    assert codes == [0]
+    assert written() == ["receiver", "written"]
 
 
 def write_from_a_process(name: str) -> None:
