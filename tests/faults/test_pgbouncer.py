@@ -85,7 +85,11 @@ def start(
 # psycopg2 does not tell what PgBouncer says before it closes a connection.
 IS_MUTE = not is_psycopg3
 
-at_points = lambda *points: pytest.mark.parametrize("point", points, ids=lambda point: point.name)  # noqa: E731
+
+def at_points(*points: Point) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("point", points)
+
+
 both_modes = pytest.mark.parametrize("mode", ["transaction", "session"])
 kinds_of_end = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
 
