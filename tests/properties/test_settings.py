@@ -35,8 +35,8 @@ dicts = st.one_of(
 )
 OPTIONS = [*TaskOptions._fields]
 
-# Whole days, among which there are slots, and any.
-days = st.integers(0, (LAST_YEAR - FIRST_YEAR) * 365)
+# Whole days, among which there are slots, and any; not the first, which in UTC belongs to the year before the first.
+days = st.integers(1, (LAST_YEAR - FIRST_YEAR) * 365)
 first = datetime.fromisoformat(f"{FIRST_YEAR}-01-01")
 moments = st.builds(lambda days, hours: first + timedelta(days, hours=hours), days, st.sampled_from([0, 2]))
 
