@@ -31,9 +31,9 @@ LOST_AFTER_SECONDS = 10
 # trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
 # come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
 # does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
-# since the server reads all its sessions for it. The newest is recorded as the holder, until more is known. They are
-# not sorted by the index: a plan for that may walk the whole history along its primary key. The planner's time is most
-# of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
+# since the server reads all its sessions for it. The last one that is found is recorded as the holder, until more is
+# known. They are not sorted: a plan for that may walk the whole history along its primary key. The planner's time is
+# most of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
 _OPEN = """
 WITH seen AS MATERIALIZED (
     SELECT {probe} AS free,

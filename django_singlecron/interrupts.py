@@ -98,12 +98,15 @@ class Deadline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
-        if self._by_signal:
-            signal.signal(signal.SIGURG, self._previous_handler)
-        if self._socket is not None:
-            _deadline_sockets.discard(self._socket)
-            self._socket.close()
+        try:
+            self._stop()
+        finally:
+            # Also when a SIGTERM or Ctrl-C breaks that off.
+            if self._by_signal:
+                signal.signal(signal.SIGURG, self._previous_handler)
+            if self._socket is not None:
+                self._socket.close()
+                _deadline_sockets.discard(self._socket)
         # Whoever asked the process to end meanwhile is still waiting for that.
         if self.passed and not isinstance(error, Terminated | KeyboardInterrupt):
             raise RunTimedOut(self._message) from error
@@ -214,21 +217,26 @@ def _leave_run_after_fork() -> None:
         # One that is closed has no socket, and one to a file none either.
         with suppress(Exception):
             _replace_socket(connection.connection.fileno())
+        _forget_transaction(connection)
     for deadline_socket in _deadline_sockets:
         deadline_socket.close()
     _run_connections.clear()
     _deadline_sockets.clear()
     context = run_context.get()
     while context is not None:
-        connection = connections[context.run.using]
-        connection.connection = None
-        connection.in_atomic_block = False
-        connection.needs_rollback = False
-        connection.atomic_blocks = []
-        connection.savepoint_ids = []
-        connection.run_on_commit = []
+        # In a thread that a job's context was copied to, another one than the run's.
+        _forget_transaction(connections[context.run.using])
         context = context.outer
     run_context.set(None)
+
+
+def _forget_transaction(connection: BaseDatabaseWrapper) -> None:
+    connection.connection = None
+    connection.in_atomic_block = False
+    connection.needs_rollback = False
+    connection.atomic_blocks = []
+    connection.savepoint_ids = []
+    connection.run_on_commit = []
 
 
 def _replace_socket(descriptor: int) -> None:

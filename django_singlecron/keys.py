@@ -226,7 +226,7 @@ def bind_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
     for name, value in bound.arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             # They come last. One may have the name of a positional-only parameter, which is the one that is meant.
-            arguments = {**value, **arguments}
+            arguments |= {name: each for name, each in value.items() if name not in arguments}
         else:
             arguments[name] = value
     return arguments

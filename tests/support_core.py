@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.core.management import call_command
+from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 WAIT = 10
 
+TAKES_LOCK = "SELECT CASE WHEN pg_try_advisory_xact_lock"
+"""How the statement begins by which a run takes its lock."""
 
 # Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.
 real_database = pytest.mark.django_db(transaction=True, available_apps=["django_singlecron", "testproject.billing"])
@@ -65,6 +68,16 @@ def database_alias(alias: str, **changes: Any) -> Iterator[str]:
     finally:
         connections[alias].close()
         del connections[alias]
+
+
+@contextmanager
+def sqlite(directory: Path, *, migrated: bool = True) -> Iterator[str]:
+    """Give an alias of an SQLite database in a file: Django never closes one in memory."""
+    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(directory / "lite"), "OPTIONS": {}}
+    with database_alias("lite", **lite) as alias:
+        if migrated:
+            call_command("migrate", database=alias, verbosity=0)
+        yield alias
 
 
 @contextmanager
@@ -111,6 +124,12 @@ def the_run() -> JobRun:
     return JobRun.objects.get()
 
 
+def sql(statement: str, *parameters: Any) -> None:
+    """Send a statement on this thread's connection."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+
+
 def setting(name: str, using: str = "default") -> str | None:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT current_setting(%s, true)", [name])
@@ -147,10 +166,33 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-def eventually(condition: Callable[[], Any]) -> bool:
-    """Whether the condition comes true within some seconds."""
-    end = time.monotonic() + WAIT
-    return any(condition() or time.sleep(0.01) for _ in iter(lambda: time.monotonic() < end, False))
+@contextmanager
+def changed(do: str, undo: str) -> Iterator[None]:
+    """Let another session send one statement before the block, and another after it."""
+    with session() as owner:
+        owner.execute(do)
+        try:
+            yield
+        finally:
+            owner.execute(undo)
+
+
+@contextmanager
+def before_statement(start: str, interfere: Callable[[], Any]) -> Iterator[None]:
+    """Call `interfere` once, right before the connection sends the first statement that begins with `start`.
+
+    Fails when none did.
+    """
+    todo = [interfere]
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.strip().startswith(start) and todo:
+            todo.pop()()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert not todo
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.support_core import database_alias, session
 
 IDS = [each.id for each in EXAMINATIONS]
 
-KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
 
 # The number that the next row gets, and how many there are.
 STATE = "SELECT last_value, is_called, (SELECT count(*) FROM django_singlecron_jobrun) FROM {}_id_seq"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,22 @@ from django_singlecron import (
 from django_singlecron.database import reconnecting, refusal, sqlstate, try_again
 from django_singlecron.models import JobRun
 
-from .support_core import database_alias, is_free, job, real_database, role, session, trigger, write, written
+from .support_core import (
+    TAKES_LOCK,
+    before_statement,
+    changed,
+    database_alias,
+    is_free,
+    job,
+    real_database,
+    role,
+    session,
+    trigger,
+    write,
+    written,
+)
 
 pytestmark = real_database
-
-
-@contextmanager
-def altered(do: str, undo: str) -> Iterator[None]:
-    with session() as owner:
-        owner.execute(do)
-        try:
-            yield
-        finally:
-            owner.execute(undo)
 
 
 def refused(kind: type[RunRefused], match: str, using: str = "default") -> None:
@@ -46,14 +47,14 @@ def refused(kind: type[RunRefused], match: str, using: str = "default") -> None:
 
 
 def test_a_history_that_is_not_migrated() -> None:
-    with altered(
+    with changed(
         "ALTER TABLE django_singlecron_jobrun RENAME TO away", "ALTER TABLE away RENAME TO django_singlecron_jobrun"
     ):
         refused(HistoryNotMigrated, "manage.py migrate django_singlecron --database default")
 
 
 def test_a_history_of_an_older_version() -> None:
-    with altered(
+    with changed(
         "ALTER TABLE django_singlecron_jobrun RENAME trigger TO away",
         "ALTER TABLE django_singlecron_jobrun RENAME away TO trigger",
     ):
@@ -81,16 +82,14 @@ def test_a_role_that_may_not_draw_tokens_runs_without_them() -> None:
 
 
 def test_a_connection_that_goes_before_the_lock() -> None:
-    def cut(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.strip().startswith("SELECT CASE WHEN pg_try_advisory_xact_lock"):
-            with session() as other:
-                other.execute("SELECT pg_terminate_backend(%s)", backend)
-        return execute(sql, params, many, context)
+    def cut() -> None:
+        with session() as other:
+            other.execute("SELECT pg_terminate_backend(%s)", backend)
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         backend = cursor.fetchone()[0]
-    with connection.execute_wrapper(cut):
+    with before_statement(TAKES_LOCK, cut):
         refused(DatabaseUnavailable, "cannot be reached or used")
     assert (JobRun.objects.get().status, JobRun.objects.get().error_class) == (
         "failed",

@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlencode
 
 import pytest
 from django.db import connection
@@ -19,17 +17,11 @@ from django.db import connection
 from django_singlecron.models import JobRun
 from testproject import demo
 from testproject.billing.models import Invoice, Tenant
+from tests.support.deadlines import wait_until
+from tests.support.replicas import database_url
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 60
-
-
-def url_of_test_database() -> str:
-    """Return the URL of the database that the test has: the demo works in it as it would in any."""
-    settings = connection.settings_dict
-    login = f"{quote(settings['USER'])}:{quote(settings['PASSWORD'])}"
-    place = {name.lower(): settings[name] for name in ("HOST", "PORT") if settings[name]}
-    return f"postgresql://{login}@/{settings['NAME']}?{urlencode(place)}"
 
 
 @pytest.fixture
@@ -37,7 +29,7 @@ def running_demo(transactional_db: None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "testproject.demo"],
         cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": url_of_test_database()},
+        env={**os.environ, "DATABASE_URL": database_url(connection)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -68,7 +60,7 @@ def test_demo(running_demo: subprocess.Popen[str]) -> None:
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(running_demo: subprocess.Popen[str]) -> None:
-    eventually(lambda: JobRun.objects.running().exists())
+    wait_until(JobRun.objects.running().exists, what="a run going on", seconds=SECONDS)
     replicas = children_of(running_demo.pid)
     assert len(replicas) == 3
 
@@ -125,10 +117,3 @@ def children_of(parent: int) -> list[int]:
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     pairs = (map(int, line.split()) for line in table.splitlines())
     return [pid for pid, ppid in pairs if ppid == parent]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

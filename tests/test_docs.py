@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import pytest
 from django.db import connection
@@ -27,6 +26,8 @@ from django_singlecron.options import TaskOptions
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.project import Project
 from tests.documentation.snippets import DOCUMENTS, README, ROOT, Snippet, anchors, links, read_snippets
+from tests.support.replicas import database_url
+from tests.support_doctor import KEEPALIVES
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 CHECKS = ROOT / "docs" / "checks.md"
@@ -52,8 +53,7 @@ def database(django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, Any]]:
             cursor.execute(f"CREATE DATABASE {name}")
         keys = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT")
         # For the doctor, where the tests reach their server by TCP.
-        options = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": options}
+        yield {key: connection.settings_dict[key] for key in keys} | {"NAME": name, "OPTIONS": KEEPALIVES}
         with connection._nodb_cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -126,13 +126,10 @@ def test_readme_shows_what_the_demo_prints(database: dict[str, Any]) -> None:
     shown = DEMO.search(README.read_text())
     assert shown is not None
     assert shown[1] == (ROOT / "docs" / "demo-output.txt").read_text().strip()
-    parts = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    values = {part: str(database[key]) for part, key in parts.items() if database[key]}
-    url = "postgresql:///?" + urlencode(values, quote_via=quote)
     printed = subprocess.run(
         [sys.executable, "-m", "testproject.demo"],
         cwd=ROOT,
-        env=os.environ | {"DATABASE_URL": url},
+        env=os.environ | {"DATABASE_URL": database_url(connection, dbname=database["NAME"])},
         capture_output=True,
         text=True,
         timeout=240,

@@ -21,7 +21,7 @@ from django_singlecron.doctor import examine as examining
 from django_singlecron.doctor import locks, server, stack
 from django_singlecron.doctor.report import Verdict
 from django_singlecron.doctor.stack import NoAnswer, Session, Stack
-from tests.support_core import database_alias, real_database, session
+from tests.support_core import changed, database_alias, real_database, session
 from tests.support_doctor import (
     IDS,
     as_json,
@@ -266,12 +266,9 @@ class TestConnection:
 
     def test_few_connections_are_left(self) -> None:
         name = connection.settings_dict["NAME"]
-        with session() as owner:
-            owner.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT 3')
-            try:
-                verdict = look()["connections"]
-            finally:
-                owner.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT -1')
+        alter = f'ALTER DATABASE "{name}" CONNECTION LIMIT'
+        with changed(f"{alter} 3", f"{alter} -1"):
+            verdict = look()["connections"]
         check(verdict, "warning", r"0 of 3 connections are free \(CONNECTION LIMIT of the database\)", "Raise")
 
     def test_connections_that_reach_two_servers(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.test import override_settings
 
-from tests.support_core import database_alias, real_database, role, session, trigger
+from tests.support_core import changed, database_alias, real_database, role, trigger
 from tests.support_doctor import check, doctor, look, not_passed, nothing_used, options, shadow
 from tests.support_watch import AddTask, add_task_fixture, now, record
 
@@ -22,16 +23,6 @@ TABLE = "django_singlecron_jobrun"
 ALL = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE}, django_singlecron_jobwatch TO clerk"
 MIGRATIONS = "GRANT SELECT ON django_migrations TO clerk"
 SEQUENCE = f"GRANT USAGE ON SEQUENCE {TABLE}_id_seq TO clerk"
-
-
-@contextmanager
-def changed(do: str, undo: str) -> Iterator[None]:
-    with session() as owner:
-        owner.execute(do)
-        try:
-            yield
-        finally:
-            owner.execute(undo)
 
 
 class TestMigrated:
@@ -162,7 +153,28 @@ class TestTimeouts:
         with changed(
             f'ALTER DATABASE "{name}" SET statement_timeout = 1000', f'ALTER DATABASE "{name}" RESET statement_timeout'
         ):
-            check(look()["timeouts"], "warning", "statement_timeout = 1 s of the database ends", "Raise it")
+            check(
+                look()["timeouts"],
+                "warning",
+                "statement_timeout = 1 s of the database ends",
+                r"Raise it for .*ALTER ROLE",
+            )
+
+    @pytest.mark.parametrize("is_of_session", [False, True])
+    def test_of_what_overrules_the_role(self, is_of_session: bool) -> None:
+        def limit(connection: BaseDatabaseWrapper, **_: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SET statement_timeout = 1000")
+
+        if is_of_session:
+            connection_created.connect(limit)
+        try:
+            with database_alias("limited", OPTIONS=options(*([] if is_of_session else ["statement_timeout=1000"]))):
+                verdict = look("limited")["timeouts"]
+        finally:
+            connection_created.disconnect(limit)
+        whose = "of the session" if is_of_session else "of OPTIONS in DATABASES"
+        check(verdict, "warning", f"statement_timeout = 1 s {whose} ends", "Raise it where it is set, or make the jobs")
 
     def test_a_transaction_may_take_less_than_runs_took(self) -> None:
         needs_transaction_timeout()

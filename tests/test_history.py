@@ -19,7 +19,10 @@ from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
 
 from .support_core import (
+    TAKES_LOCK,
     Session,
+    before_statement,
+    changed,
     database_alias,
     is_free,
     job,
@@ -63,18 +66,15 @@ def live(other: Session) -> dict[str, Any]:
     return {"backend_pid": other.one("SELECT pg_backend_pid()")}
 
 
-@contextmanager
-def before_statement(start: str, interfere: Callable[[], None]) -> Iterator[None]:
-    """Call `interfere` once, right before the connection sends the first statement that begins with `start`."""
-    todo = [interfere]
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.strip().startswith(start) and todo:
-            todo.pop()()
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
-        yield
+def test_a_run_does_not_need_the_migration_that_drops_a_column() -> None:
+    with changed(
+        "ALTER TABLE django_singlecron_jobrun ADD COLUMN backend_start timestamptz",
+        "ALTER TABLE django_singlecron_jobrun DROP COLUMN backend_start",
+    ):
+        assert job(write)()
+        with hold_lock("job"):
+            assert not job(write)()
+    assert sorted(JobRun.objects.values_list("status", flat=True)) == ["skipped", "succeeded"]
 
 
 # Who holds it
@@ -190,7 +190,7 @@ def test_who_loses_the_race_after_the_probe_is_skipped(record_skips: bool, rival
             other.connection.commit()
 
         rival_session = live(other)
-        with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", take_the_lock):
+        with before_statement(TAKES_LOCK, take_the_lock):
             if rival == "ended":
                 with before_statement("SELECT named.id", end):
                     result = job(write, record_skips=record_skips)()

@@ -23,18 +23,20 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
+from django_singlecron.signals import run_acquired
 from testproject.billing.models import Tenant
+from tests.support.deadlines import wait_until
 
 from .support_core import (
     WAIT,
     database_alias,
-    eventually,
     in_thread,
     is_free,
     job,
     real_database,
     run_async,
     session,
+    sql,
     the_run,
     write,
     written,
@@ -46,7 +48,7 @@ SHORT = 0.2
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _no_thread_left_behind() -> Iterator[None]:
     """Assert that a test leaves no thread, no handler and no descriptor."""
     handlers = signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)
     connection.close()
@@ -58,11 +60,6 @@ def _nothing_left_behind() -> Iterator[None]:
     assert not [thread for thread in left if thread.join(WAIT) or thread.is_alive()]
     assert (signal.getsignal(signal.SIGURG), signal.getsignal(signal.SIGTERM)) == handlers
     assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def sql(statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
 
 
 def sleep() -> None:
@@ -115,7 +112,7 @@ def check_timed_out(began: float) -> None:
     assert row.finished_at is not None
     assert written() == []
     # The server looks for a vanished client ten times a second.
-    assert eventually(is_free)
+    wait_until(is_free, what="the lock freed")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_a_timeout_after_the_coroutine_ended_is_told_just_so() -> None:
             other.connection.set_autocommit(False)
             other.execute("SELECT FROM django_singlecron_jobrun FOR UPDATE")
             locked.set()
-            assert eventually(lambda: third.one(recording))
+            wait_until(lambda: third.one(recording), what="the end is being recorded")
             other.connection.rollback()
 
     async def end_at_once() -> None:
@@ -218,6 +215,23 @@ def test_a_signal_that_comes_as_the_time_is_up_is_not_lost(number: int, error: t
 
     with pytest.raises(error):
         job(end_on_interruption, timeout=SHORT)()
+    assert the_run().status == "failed"
+    assert written() == []
+
+
+class BrokenOffJoin(threading.Thread):
+    """A thread whose end is waited for when Ctrl-C comes."""
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_deadline_ends_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("django_singlecron.interrupts.threading.Thread", BrokenOffJoin)
+        with pytest.raises(KeyboardInterrupt):
+            job(write, timeout=60)()
     assert the_run().status == "failed"
     assert written() == []
 
@@ -423,7 +437,7 @@ def test_a_run_that_is_interrupted_in_a_statement_failed(interruption: type[Base
         job(work)()
     assert the_run().status == "failed"
     assert written() == []
-    assert eventually(is_free)
+    wait_until(is_free, what="the lock freed")
 
 
 # Forks
@@ -497,6 +511,27 @@ def test_a_forked_child_may_use_the_database_on_a_connection_of_its_own() -> Non
     assert job(work)()
     assert codes == [0]
     assert written() == ["child", "parent"]
+
+
+def test_a_child_that_a_receiver_of_run_acquired_forks_may_use_the_database_too() -> None:
+    codes: list[int] = []
+
+    def child() -> int:
+        is_apart = not connection.in_atomic_block and written() == []
+        connection.close()
+        return 0 if is_apart else 1
+
+    def fork(**_: Any) -> None:
+        write("receiver")
+        codes.append(forked(child))
+
+    run_acquired.connect(fork)
+    try:
+        assert job(write)()
+    finally:
+        run_acquired.disconnect(fork)
+    assert codes == [0]
+    assert written() == ["receiver", "written"]
 
 
 def write_from_a_process(name: str) -> None:

@@ -170,7 +170,9 @@ def test_arguments_are_bound_as_the_call_would_bind_them() -> None:
 
 def test_a_keyword_does_not_take_the_place_of_a_positional_only_parameter_of_its_name() -> None:
     signature = inspect.signature(lambda tenant, /, **more: None)
-    assert bind_arguments(signature, (7,), {"tenant": 8, "other": 1}) == {"tenant": 7, "other": 1}
+    bound = bind_arguments(signature, (7,), {"other": 1, "tenant": 8})
+    # In the order in which the history tells them.
+    assert [*bound.items()] == [("tenant", 7), ("other", 1)]
 
 
 @pytest.mark.parametrize("key", ["hashtextextended", "hashtext", 0, 4242, -(2**63), 2**63 - 1, (-(2**31), 2**31 - 1)])

@@ -18,6 +18,7 @@ from django.test import Client
 from django_singlecron import monitoring
 from django_singlecron.models import JobRun
 from django_singlecron.monitoring import Live
+from tests.support.replicas import database_url
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=timezone.utc)
 
@@ -58,15 +59,12 @@ def a_run(**values: object) -> JobRun:
 @contextmanager
 def process_in_job(key: object) -> Iterator[subprocess.Popen[str]]:
     """A replica in the middle of a job, on the test's database. It ends with its standard input."""
-    settings = connection.settings_dict
-    parts = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
-    url = " ".join(f"{part}='{settings[name]}'" for part, name in parts.items() if settings[name])
     process = subprocess.Popen(
         [sys.executable, "-c", JOB.format(key=key)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"},
+        env={**os.environ, "DATABASE_URL": database_url(connection), "DJANGO_SETTINGS_MODULE": "testproject.settings"},
     )
     with process:
         try:

@@ -39,16 +39,18 @@ from django_singlecron import (
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
+from tests.support.deadlines import wait_until
 
 from .support_core import (
+    TAKES_LOCK,
     database_alias,
-    eventually,
     in_thread,
     is_free,
     job,
     real_database,
     run_async,
     session,
+    sql,
     the_run,
     write,
     written,
@@ -56,12 +58,7 @@ from .support_core import (
 
 pytestmark = real_database
 
-SQL_OF_A_RUN = ["WITH", "BEGIN", "SELECT CASE", "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
-
-
-def sql(statement: str, *parameters: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters or None)
+SQL_OF_A_RUN = ["WITH", "BEGIN", TAKES_LOCK, "SAVEPOINT", "UPDATE", "RELEASE", "COMMIT"]
 
 
 # What it sends and returns
@@ -429,7 +426,8 @@ def test_a_cancelled_statement_fails_the_run() -> None:
         # Only a statement that is under way can be cancelled.
         asleep = "FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
         with session() as other:
-            assert eventually(lambda: other.one(f"SELECT count(pg_cancel_backend(pid)) {asleep}", pid))
+            cancel = f"SELECT count(pg_cancel_backend(pid)) {asleep}"
+            wait_until(lambda: other.one(cancel, pid), what="the statement cancelled")
 
     def sleep() -> None:
         threads.append(threading.Thread(target=cancel, args=(connection.connection.info.backend_pid,)))

@@ -25,12 +25,15 @@ from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock, without_locking
 
 from .support_core import (
+    TAKES_LOCK,
+    before_statement,
     database_alias,
     in_thread,
     is_free,
     job,
     real_database,
     session,
+    sqlite,
     the_run,
     trigger,
     write,
@@ -63,21 +66,6 @@ def database_clock(start: datetime) -> Iterator[Callable[[datetime], None]]:
             with connection.cursor() as cursor:
                 cursor.execute("RESET search_path")
             owner.execute("DROP SCHEMA shifted CASCADE")
-
-
-@contextmanager
-def before_statement(start: str, interfere: Callable[[], Any]) -> Iterator[None]:
-    """Call `interfere` once, right before the connection sends the first statement that begins with `start`."""
-    todo = [interfere]
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.strip().startswith(start) and todo:
-            todo.pop()()
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
-        yield
-    assert not todo
 
 
 def record(name: str = "job", **values: Any) -> JobRun:
@@ -329,7 +317,7 @@ def test_a_run_that_ended_between_the_look_and_the_lock_is_seen_under_the_lock(r
         # Where each end of a run counts, a real one would wait for the attempt that stands still here, as the older.
         others.append(in_thread(task).run_id if reason == "already_ran" else record().pk)
 
-    with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", another_runs):
+    with before_statement(TAKES_LOCK, another_runs):
         result = task()
     assert (result.ran, result.skip_reason, result.held_by) == (False, reason, others[0])
     assert ran == (["ran"] if reason == "already_ran" else [])
@@ -355,7 +343,7 @@ def test_a_forced_run_gives_its_slot_up_when_that_was_taken_meanwhile(reason: st
     task = job(lambda: current_run().slot, once_per="month", min_interval=3600)
     slot = {"slot": task().value} if reason == "already_ran" else {}
     JobRun.objects.all().delete()
-    with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", lambda: record(**slot)):
+    with before_statement(TAKES_LOCK, lambda: record(**slot)):
         result = task.run(force=True)
     row = JobRun.objects.get(pk=result.run_id)
     assert (row.status, row.forced, result.value.day) == ("succeeded", True, 1)
@@ -366,7 +354,7 @@ def test_a_forced_run_gives_its_slot_up_when_that_was_taken_meanwhile(reason: st
 def test_a_forced_run_has_no_slot_to_give_up_when_that_was_taken_before() -> None:
     task = job(lambda: None, once_per="month")
     assert task()
-    with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", lambda: record(slot=None)):
+    with before_statement(TAKES_LOCK, lambda: record(slot=None)):
         result = task.run(force=True)
     assert JobRun.objects.get(pk=result.run_id).slot is None
 
@@ -382,7 +370,7 @@ def test_a_forced_run_whose_row_was_deleted_has_given_its_slot_up_all_the_same()
         assert run is not None
         JobRun.objects.filter(pk=run.id).delete()
 
-    with before_statement("SELECT CASE WHEN pg_try_advisory_xact_lock", lambda: record(slot=slot)):
+    with before_statement(TAKES_LOCK, lambda: record(slot=slot)):
         result = job(work, once_per="month").run(force=True)
     row = JobRun.objects.get(pk=result.run_id)
     assert (row.status, row.slot, row.forced) == ("succeeded", None, True)
@@ -532,14 +520,6 @@ class SlotsInTestCase(TestCase):
 
         assert job(lose, once_per="month")().skip_reason == "already_ran"
         assert (the_run().status, written()) == ("skipped", [])
-
-
-@contextmanager
-def sqlite(tmp_path: Path) -> Iterator[str]:
-    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite"), "OPTIONS": {}}
-    with database_alias("lite", **lite) as alias:
-        call_command("migrate", database=alias, verbosity=0)
-        yield alias
 
 
 @pytest.fixture(params=["default", "lite"])

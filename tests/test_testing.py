@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
-from django.db import connection, connections
+from django.db import connection
 from django.test import TestCase, TransactionTestCase
 
 from django_singlecron import InvalidName, InvalidTask, NotPostgreSQL, current_run, singleton_task
@@ -16,6 +16,7 @@ from django_singlecron.conf import get_settings
 from django_singlecron.models import JobRun
 from django_singlecron.testing import AlreadyHeld, hold_lock, without_locking
 from tests.commandline.management.commands import probe, probe_decorated
+from tests.support_core import sqlite
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "testing.md"
 
@@ -194,26 +195,20 @@ def test_without_locking(db: None, caplog: pytest.LogCaptureFixture, settings: A
 
 
 @pytest.fixture
-def sqlite(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
-    # A file: Django never closes a database in memory.
-    values = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite")}
-    connections.settings["lite"] = connections.configure_settings({"default": {}, "lite": values})["lite"]
-    with django_db_blocker.unblock():
-        call_command("migrate", "django_singlecron", database="lite", verbosity=0)
-        yield
-        connections["lite"].close()
-    del connections["lite"], connections.settings["lite"]
+def lite(django_db_blocker: Any, tmp_path: Path) -> Iterator[str]:
+    with django_db_blocker.unblock(), sqlite(tmp_path) as alias:
+        yield alias
 
 
-def test_without_locking_on_sqlite(sqlite: None) -> None:
-    task = singleton_task("lite", using="lite")(lambda fail=False: 1 / (not fail))
+def test_without_locking_on_sqlite(lite: str) -> None:
+    task = singleton_task("lite", using=lite)(lambda fail=False: 1 / (not fail))
     with pytest.raises(NotPostgreSQL, match="is sqlite, not PostgreSQL"):
         task()
     with without_locking():
         assert task().value == 1
         with pytest.raises(ZeroDivisionError):
             task(True)
-    runs = JobRun.objects.using("lite").order_by("id")
+    runs = JobRun.objects.using(lite).order_by("id")
     assert [(run.status, run.lock) for run in runs] == [("succeeded", "none"), ("failed", "none")]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import IntegrityError, connection, connections, transaction
 
 from django_singlecron import (
@@ -23,16 +22,21 @@ from django_singlecron import (
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock, without_locking
 
-from .support_core import database_alias, is_free, job, real_database, session, the_run, trigger, write, written
+from .support_core import (
+    TAKES_LOCK,
+    before_statement,
+    is_free,
+    job,
+    real_database,
+    session,
+    sqlite,
+    the_run,
+    trigger,
+    write,
+    written,
+)
 
 WARNING = 'Job "job" runs without a lock, since SINGLECRON["LOCKING"] is False.'
-
-
-@contextmanager
-def sqlite(tmp_path: Path) -> Iterator[str]:
-    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "lite"), "OPTIONS": {}}
-    with database_alias("lite", **lite) as alias:
-        yield alias
 
 
 @pytest.fixture
@@ -120,7 +124,6 @@ class TestWithoutLocking:
 class TestOnSQLite:
     def test_it_runs_and_is_recorded(self, tmp_path: Path) -> None:
         with sqlite(tmp_path) as alias:
-            call_command("migrate", database=alias, verbosity=0)
             assert job(lambda: write(using=alias), using=alias)()
             with pytest.raises(ZeroDivisionError):
                 job(lambda: 1 / 0, using=alias)()
@@ -130,7 +133,7 @@ class TestOnSQLite:
             assert [run.status for run in JobRun.objects.using(alias).latest_per_job()] == ["failed"]
 
     def test_a_history_that_is_not_migrated(self, tmp_path: Path) -> None:
-        with sqlite(tmp_path) as alias, pytest.raises(HistoryNotMigrated, match="--database lite"):
+        with sqlite(tmp_path, migrated=False) as alias, pytest.raises(HistoryNotMigrated, match="--database lite"):
             job(write, using=alias)()
 
 
@@ -184,17 +187,8 @@ class TestInATestCase:
 
     @pytest.mark.parametrize("recorded", [True, False])
     def test_a_lock_that_is_taken_after_the_probe_skips_it(self, recorded: bool) -> None:
-        held = hold_lock("job")
-        todo = [held.__enter__]
-
-        def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            if sql.strip().startswith("SELECT CASE WHEN pg_try_advisory_xact_lock") and todo:
-                todo.pop()()
-            return execute(sql, params, many, context)
-
-        with connection.execute_wrapper(wrapper):
+        with ExitStack() as stack, before_statement(TAKES_LOCK, lambda: stack.enter_context(hold_lock("job"))):
             result = job(write, record_skips=recorded)()
-        held.__exit__(None, None, None)
         assert not result.ran
         assert JobRun.objects.skipped().count() == int(recorded)
         assert written() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -44,8 +45,11 @@ _WHERE = {
     "database": "of the database",
     "database user": "of the role in the database",
     "client": "of OPTIONS in DATABASES",
-    "session": "of OPTIONS in DATABASES",
+    "session": "of the session",
 }
+
+# What of these overrules ALTER ROLE.
+_ABOVE_ROLE = ("database user", "client", "session")
 
 # Of a limit that a run has come this near to, the next one may fall foul.
 NEAR = 0.8
@@ -134,19 +138,17 @@ def of_server(stack: Stack) -> Verdict:
             f"The server did not take a run's keepalive settings: idle {idle} s, interval {interval} s, count {count}.",
             "Its system must support them: else the lock of a host that vanished is held for as long as TCP waits.",
         )
-    quiet = idle + interval * count
+    quiet = _silence(idle, interval, count, user_timeout / 1000)
     if not user_timeout:
         return warning(
-            f"The lock of a host that vanished is free within {quiet} s while the server waits for it; but if the "
+            f"The lock of a host that vanished is free within {quiet:g} s while the server waits for it; but if the "
             "server has just sent it something, only when TCP gives up: after a quarter of an hour or more.",
             "Only Linux servers can limit that, by tcp_user_timeout.",
             seconds=quiet,
             seconds_at_most=None,
         )
-    # Where both are set, the second overrules the count of the first. One may follow the other.
-    unacknowledged = user_timeout / 1000
-    quiet = max(quiet, unacknowledged)
-    at_most = quiet + unacknowledged
+    # One may follow the other.
+    at_most = quiet + user_timeout / 1000
     text = (
         f"The lock of a host that vanished is free within {quiet:g} s, or {at_most:g} s when the server sends it an "
         "answer meanwhile."
@@ -161,32 +163,57 @@ def of_client(stack: Stack) -> Verdict:
     own_socket = stack.first.own_socket
     if own_socket.family == socket.AF_UNIX:
         return passed("The connection is a Unix socket: what answers it is on this host.")
-    seconds = _patience(own_socket)
-    if seconds is not None and seconds <= PATIENCE_SECONDS:
-        return passed(f"This replica notices within {seconds:g} s that the server has vanished.", seconds=seconds)
+    quiet, unacknowledged = _patience(own_socket)
+    at_most = quiet + unacknowledged if quiet is not None and unacknowledged else None
+    figures = {"seconds": quiet, "seconds_at_most": at_most}
+    if at_most is not None and at_most <= PATIENCE_SECONDS:
+        return passed(
+            f"This replica notices within {quiet:g} s that the server has vanished, or {at_most:g} s when it sends a "
+            "statement meanwhile.",
+            **figures,
+        )
+    if quiet is None:
+        how_long = "for ever"
+    elif at_most is None:
+        how_long = f"for {quiet:g} s, or if it has just sent a statement until TCP gives up, after a quarter of an hour"
+    else:
+        how_long = f"for {quiet:g} s, or {at_most:g} s if it sends a statement meanwhile"
     return warning(
-        f"This replica's process hangs {'for ever' if seconds is None else f'for {seconds:g} s'} when the server "
-        "vanishes without a word, as in a failover.",
+        f"When the server vanishes without a word, as in a failover, this replica's process hangs {how_long}.",
         'In OPTIONS of DATABASES: "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, '
         '"keepalives_count": 3, "tcp_user_timeout": 25000',
-        seconds=seconds,
+        **figures,
     )
 
 
-def _patience(own_socket: socket.socket) -> float | None:
-    """Return how long the system waits for a peer that is silent; None when for ever."""
+def _patience(own_socket: socket.socket) -> tuple[float | None, float]:
+    """Return for how many seconds the system waits for a silent peer, None when for ever; and for an acknowledgement.
+
+    The second is 0 where that has no limit of its own.
+    """
 
     def of_tcp(option: int) -> int:
         return own_socket.getsockopt(socket.IPPROTO_TCP, option)
 
-    if not own_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
-        return None
-    # macOS has another name for the first, and only Linux has the last.
-    idle = of_tcp(getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0))
+    # macOS has another name for the idle time, and only Linux has the limit.
     user_timeout: int = getattr(socket, "TCP_USER_TIMEOUT", 0)
-    milliseconds = of_tcp(user_timeout) if user_timeout else 0
-    probing = of_tcp(socket.TCP_KEEPINTVL) * of_tcp(socket.TCP_KEEPCNT)
-    return max(idle, milliseconds / 1000) if milliseconds else idle + probing
+    unacknowledged = of_tcp(user_timeout) / 1000 if user_timeout else 0.0
+    if not own_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        return None, unacknowledged
+    idle = of_tcp(getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0))
+    interval, count = of_tcp(socket.TCP_KEEPINTVL), of_tcp(socket.TCP_KEEPCNT)
+    return _silence(idle, interval, count, unacknowledged), unacknowledged
+
+
+def _silence(idle: float, interval: float, count: int, unacknowledged: float) -> float:
+    """Return after how many seconds of silence keepalives end a connection.
+
+    Where acknowledgements have a limit, it stands in for the count (tcp(7), TCP_USER_TIMEOUT), and Linux looks at it
+    when the next keepalive is due, at the earliest after the first.
+    """
+    if unacknowledged:
+        count = max(math.ceil((unacknowledged - idle) / interval), 1)
+    return idle + interval * count
 
 
 def _longer_than(seconds: float, longest: Sequence[tuple[str, float]]) -> str:
@@ -204,4 +231,5 @@ def _later_than(limit: Limit, stack: Stack) -> str:
 
 
 def _raise_limit(limit: Limit) -> str:
-    return f"Raise it for the role of the jobs (ALTER ROLE … SET {limit.name} = …), or make them shorter."
+    of_role = f"for the role of the jobs (ALTER ROLE … SET {limit.name} = …)"
+    return f"Raise it {'where it is set' if limit.source in _ABOVE_ROLE else of_role}, or make the jobs shorter."

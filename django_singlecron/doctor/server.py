@@ -50,7 +50,7 @@ def locking(stack: Stack) -> Verdict:
 def tasks(stack: Stack) -> Verdict:
     """The modules that hold tasks can be imported."""
     if stack.import_failures:
-        names = ", ".join(f"{failed.module} ({reason_of(failed.error)})" for failed in stack.import_failures)
+        names = ", ".join(f"{each.module} ({reason_of(each.error)})" for each in stack.import_failures)
         return failed(f"Not every module of tasks can be imported: {names}.", "Mend it: none of its jobs can run.")
     count = sum(task.using == stack.alias for task in registry.tasks())
     return passed(f"{count} task{'' if count == 1 else 's'} of this database found.", tasks=count)

@@ -6,17 +6,15 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import ManagementUtility, get_commands
 from django.db import connection
 
-from .management.commands import probe, probe_decorated
+from tests.support.replicas import MANAGE, ROOT, database_url
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-MANAGE = ROOT / "testproject" / "manage.py"
+from .management.commands import probe, probe_decorated
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,11 @@ def manage_fixture(
 
 def environment(**more: str) -> dict[str, str]:
     """The environment in which a process uses this test's database."""
-    keys = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
-    database = " ".join(f"{key}='{connection.settings_dict[setting]}'" for setting, key in keys.items())
-    ours = {"DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "tests.commandline.settings", "PYTHONWARNINGS": "error"}
+    ours = {
+        "DATABASE_URL": database_url(connection),
+        "DJANGO_SETTINGS_MODULE": "tests.commandline.settings",
+        "PYTHONWARNINGS": "error",
+    }
     return {**os.environ, "PYTHONPATH": str(ROOT), **ours, **more}
 
 

@@ -1,21 +1,16 @@
 """django-crontab for real: its lines in a crontab, run by a shell as cron runs them."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
+from tests.support.crontab import write_program
 from tests.support.replicas import Replica, Replicas
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-# What the crontab program does for django-crontab: list the table, and install one from a file.
-CRONTAB = """#!/bin/sh
-if [ "$1" = -l ]; then cat {table}; else cp "$1" {table}; fi
-"""
 
 
 class Crontab:
@@ -24,10 +19,8 @@ class Crontab:
     def __init__(self, replicas: Replicas, directory: Path) -> None:
         self._replicas = replicas
         self._table = directory / "table"
-        self._table.touch()
         self._program = directory / "crontab"
-        self._program.write_text(CRONTAB.format(table=shlex.quote(str(self._table))))
-        self._program.chmod(0o755)
+        write_program(self._program, self._table)
         self.manage("add")
 
     def manage(self, subcommand: str) -> str:

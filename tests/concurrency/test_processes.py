@@ -9,33 +9,17 @@ from django.db import connection, transaction
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 from tests.support.deadlines import wait_until
+from tests.support.orders import BRIEF_JOB, JOB, finish, run_of, start_holding
 from tests.support.replicas import Replica, Replicas
 from tests.support.sessions import Watcher
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-JOB = "follow_orders"
 
 
 @pytest.fixture
 def holding(replicas: Replicas) -> Replica:
     """A replica whose job is going on."""
     return start_holding(replicas)
-
-
-def start_holding(replicas: Replicas, job: str = JOB) -> Replica:
-    replica = replicas.manage(job)
-    replica.expect("holding")
-    return replica
-
-
-def finish(replica: Replica) -> None:
-    replica.order("finish")
-    assert replica.end() == 0, replica.err
-
-
-def run_of(replica: Replica) -> JobRun:
-    return JobRun.objects.get(pid=replica.pid)
 
 
 def assert_next_attempt_runs(replicas: Replicas, job: str = JOB) -> None:
@@ -193,11 +177,9 @@ class TestWrappedCommand:
 
 
 class TestTimeout:
-    JOB = "follow_orders_briefly"
-
     @pytest.mark.parametrize("doing", ["reading its input", "waiting for the database"])
     def test_the_run_is_ended_when_its_time_is_up(self, replicas: Replicas, watcher: Watcher, doing: str) -> None:
-        replica = start_holding(replicas, self.JOB)
+        replica = start_holding(replicas, BRIEF_JOB)
         if doing == "waiting for the database":
             replica.order("sleep")
         assert replica.end() == 1
@@ -208,13 +190,11 @@ class TestTimeout:
         assert Tenant.objects.count() == 0
 
     def test_the_server_ends_the_run_of_a_process_that_is_stopped(self, replicas: Replicas, watcher: Watcher) -> None:
-        stopped = start_holding(replicas, self.JOB)
+        stopped = start_holding(replicas, BRIEF_JOB)
         stopped.send(signal.SIGSTOP)
         wait_until(lambda: not watcher.advisory_locks(), what="the lock freed by the server", seconds=10)
         assert Tenant.objects.count() == 0
-        other = replicas.manage(JOB)
-        other.expect("holding")
-        finish(other)
+        finish(start_holding(replicas))
         stopped.send(signal.SIGCONT)
         assert stopped.end() == 1
         run = run_of(stopped)

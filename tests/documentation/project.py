@@ -20,6 +20,7 @@ from django.db import connection
 from tests.documentation.bench import check_bench_output
 from tests.documentation.cron import check_schedule, commands_of
 from tests.documentation.snippets import README, ROOT, Snippet, read_snippets
+from tests.support.crontab import write_program
 
 PATIENCE = 60.0
 """Seconds after which a command is taken for hanging."""
@@ -41,12 +42,6 @@ class Invoice(models.Model):
     month = models.CharField(max_length=7, default="2026-11")
     amount = models.DecimalField(max_digits=8, decimal_places=2)
     reminded = models.BooleanField(default=False)
-"""
-
-# What the crontab program does for django-crontab: list the table, and install one from a file.
-CRONTAB = """\
-#!/bin/sh
-if [ "$1" = -l ]; then cat {table}; else cp "$1" {table}; fi
 """
 
 LOCK_IS_HELD = """
@@ -88,9 +83,7 @@ class Project:
     def _make_crontab(self) -> None:
         """Give django-crontab a table of its own, never that of whoever runs the tests."""
         program, table = self.directory / "crontab", self.directory / "crontab.table"
-        table.touch()
-        program.write_text(CRONTAB.format(table=shlex.quote(str(table))))
-        program.chmod(0o755)
+        write_program(program, table)
         self._extend_settings(f"CRONTAB_EXECUTABLE = {str(program)!r}")
 
     def _write_command(self) -> None:

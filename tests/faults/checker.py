@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import uuid4
 
 from django.db import connections
@@ -18,6 +17,7 @@ from tests.faults.judgement import judge
 from tests.faults.witness import ATTEMPT, RESULT, Witness
 from tests.faults.worker import Call, call_job
 from tests.support.deadlines import DEADLINE, wait_until
+from tests.support.processes import is_alive
 from tests.support.sessions import Watcher, assert_nothing_left
 
 WRITTEN = "SELECT run, count(*) FROM faults_work GROUP BY run"
@@ -91,19 +91,10 @@ def left_behind(witness: Witness, connection: BaseDatabaseWrapper, alive: Collec
 
 def _ends(pid: int, seconds: float) -> bool:
     try:
-        wait_until(lambda: not _lives(pid), what="its end", seconds=seconds)
+        wait_until(lambda: not is_alive(pid), what="its end", seconds=seconds)
     except AssertionError:
         return False
     return True
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    # A zombie has ended, and its parent has not asked for its exit code yet.
-    return state != "Z"
 
 
 def run_again(witness: Witness, seconds: float) -> list[str]:

@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from testproject.embedded import SYSTEM_USER, admit, binaries
 from tests.support.deadlines import wait_until
+from tests.support.processes import is_alive
 from tests.support.replicas import Replicas, database_url
 
 DATABASE = "singlecron"
@@ -201,14 +202,6 @@ class Cluster:
         if self._user is not None:
             admit(SYSTEM_USER, self.data)
             shutil.chown(self.directory, SYSTEM_USER, self._user.pw_gid)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is there, and is not merely waiting to be told of by its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def free_port() -> int:

@@ -41,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TABLE] = {}
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return val.name if isinstance(val, Point) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield

@@ -238,7 +238,7 @@ class TestTheServersClockIsSetBack:
 
     @pytest.mark.parametrize("moment", [JUNE, JULY + 2 * HOUR], ids=["back", "forward"])
     @pytest.mark.parametrize("job", ["work", "monthly", "spaced"])
-    @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", POINTS)
     @pytest.mark.fault("the server's clock is set back or forward, {job}")
     def test_in_the_middle_of_a_run(
         self, server: ServerCase, clock: Clock, point: Point, job: str, moment: datetime
@@ -251,7 +251,7 @@ class TestTheServersClockIsSetBack:
         server.check()
 
     @pytest.mark.parametrize("moment", [JUNE, JULY + 2 * HOUR], ids=["back", "forward"])
-    @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", POINTS)
     @pytest.mark.fault("the server's clock is set back or forward, with a timeout")
     def test_a_deadline_of_the_server_may_end_a_run_early(
         self, server: ServerCase, clock: Clock, point: Point, moment: datetime

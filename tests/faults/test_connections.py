@@ -33,8 +33,8 @@ from tests.support_core import real_database, session
 
 pytestmark = real_database
 
-at_each_point = pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
-at_each_point_with_a_session = pytest.mark.parametrize("point", POINTS[1:], ids=lambda point: point.name)
+at_each_point = pytest.mark.parametrize("point", POINTS)
+at_each_point_with_a_session = pytest.mark.parametrize("point", POINTS[1:])
 
 MOMENTS = {BEFORE_WRITE.name: FIRST, AFTER_WRITE.name: BETWEEN, LAST_IN_BODY: LAST}
 at_each_moment = pytest.mark.parametrize("point", MOMENTS)
@@ -68,7 +68,7 @@ class TestSessionTerminated:
             assert result.error == error
             assert ended(attempt) == ([] if point in BEFORE_THE_ROW else [("failed", error)])
 
-    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD])
     @pytest.mark.fault("pg_terminate_backend")
     def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
         attempt, at = case.stopped_at(point, acts={LAST: ["raise"]})
@@ -100,7 +100,7 @@ class TestReset:
         else:
             assert ended(attempt) == [("succeeded" if point == AFTER_COMMIT else "failed", error)]
 
-    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD])
     @pytest.mark.fault("RST")
     def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
         attempt, at = case.stopped_at(point, acts={LAST: ["raise"]})
@@ -203,7 +203,7 @@ BLOCKED = {
     Step.MARK: "LOCK TABLE django_singlecron_jobrun IN SHARE MODE",
 }
 at_each_blocked_step = pytest.mark.parametrize(
-    "point", [Point(f"{step.name} waits", step, "before") for step in BLOCKED], ids=lambda point: point.name
+    "point", [Point(f"{step.name} waits", step, "before") for step in BLOCKED]
 )
 
 
@@ -374,7 +374,7 @@ class TestTimeouts:
         assert ended(attempt) == [("lost", "")]
 
     @pytest.mark.fault("transaction_timeout")
-    @pytest.mark.parametrize("point", POINTS[POINTS.index(BEFORE_LOCK) : -1], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", POINTS[POINTS.index(BEFORE_LOCK) : -1])
     def test_a_transaction_that_takes_too_long(self, case: Case, point: Point, scope: str) -> None:
         if connection.pg_version < 170000:
             pytest.skip("transaction_timeout came with PostgreSQL 17.")

@@ -89,7 +89,7 @@ class Pair:
             return [row.status for row in attempt.rows]
 
     def check(self, **options: Any) -> None:
-        """Stop the old primary for good, and check what went on by the new one."""
+        """Check what went on, by the history of the new primary."""
         with self.history_of(self.standby):
             self.case.check(**options)
 
@@ -116,9 +116,7 @@ def pair(
 
 
 at_points = pytest.mark.parametrize(
-    "point",
-    [BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_COMMIT, AFTER_COMMIT],
-    ids=lambda point: point.name,
+    "point", [BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_COMMIT, AFTER_COMMIT]
 )
 
 

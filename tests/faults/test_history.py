@@ -40,7 +40,7 @@ TABLE = "django_singlecron_jobrun"
 
 
 def at(*points: Point) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("point", points, ids=lambda point: point.name)
+    return pytest.mark.parametrize("point", points)
 
 
 # Once it has begun, the run does not look at the history until it has done its work.

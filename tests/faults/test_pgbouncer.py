@@ -85,7 +85,11 @@ def start(
 # psycopg2 does not tell what PgBouncer says before it closes a connection.
 IS_MUTE = not is_psycopg3
 
-at_points = lambda *points: pytest.mark.parametrize("point", points, ids=lambda point: point.name)  # noqa: E731
+
+def at_points(*points: Point) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("point", points)
+
+
 both_modes = pytest.mark.parametrize("mode", ["transaction", "session"])
 kinds_of_end = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
 
@@ -219,7 +223,7 @@ def test_prepared_statements(start: Callable[..., PooledCase], mode: str) -> Non
         attempt.go()
     outcomes = {attempt.result().outcome for attempt in attempts}
     # In transaction mode another client's connection does not know them, unless PgBouncer sees to that
-    # (max_prepared_statements, of 1.21): such an attempt is refused or fails. It never runs beside another.
+    # (max_prepared_statements, of 1.21): such an attempt is refused or fails.
     if mode == "transaction":
         # Its end cannot always be recorded either, and reads "lost" then.
         for row in JobRun.objects.all():

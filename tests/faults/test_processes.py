@@ -35,7 +35,7 @@ from tests.support_core import is_free, real_database
 
 pytestmark = real_database
 
-at_each_point = pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+at_each_point = pytest.mark.parametrize("point", POINTS)
 
 # The moments at which a body does something to itself, as the table names them.
 MOMENTS = {BEFORE_WRITE.name: FIRST, AFTER_WRITE.name: BETWEEN, LAST_IN_BODY: LAST}
@@ -91,7 +91,7 @@ class TestAnEndWithoutAWord:
         assert statuses(killed) == expected
 
     @pytest.mark.fault("kill -9")
-    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD])
     def test_while_a_failure_is_recorded(self, case: Case, point: Point) -> None:
         killed, _ = case.stopped_at(point, acts={LAST: ["raise"]})
         killed.signal(signal.SIGKILL)
@@ -99,7 +99,7 @@ class TestAnEndWithoutAWord:
         assert killed.row.status == ("lost" if point == BEFORE_RECORD else "failed")
 
     @pytest.mark.fault("kill -9 of who lost the race")
-    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD])
     def test_while_a_lost_race_is_recorded(self, case: Case, point: Point) -> None:
         killed, _ = case.stopped_at(BEFORE_LOCK)
         winner = case.attempt(direct=True, acts={FIRST: ["wait for", "killed"]})
@@ -205,7 +205,7 @@ class TestInterruption:
 
     @pytest.mark.fault("{name}")
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [BEFORE_RECORD, AFTER_RECORD])
     def test_while_a_failure_is_recorded(self, case: Case, point: Point, name: str) -> None:
         ended, _ = case.stopped_at(point, acts={LAST: ["raise"]})
         deliver(ended, signal.Signals[name])
@@ -247,7 +247,7 @@ class TestStopped:
         assert point not in HOLDING or held_by == {stopped.row.pk}
 
     @pytest.mark.fault("SIGSTOP for long")
-    @pytest.mark.parametrize("point", [AFTER_ATTEMPT, BEFORE_LOCK], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [AFTER_ATTEMPT, BEFORE_LOCK])
     def test_a_run_that_was_taken_for_dead_puts_its_record_right(self, case: Case, point: Point) -> None:
         stopped, _ = case.stopped_at(point)
         stopped.signal(signal.SIGSTOP)
@@ -263,7 +263,7 @@ class TestStopped:
         assert (stopped.row.status, stopped.row.error_message) == ("succeeded", "")
 
     @pytest.mark.fault("SIGSTOP, session ended meanwhile")
-    @pytest.mark.parametrize("point", [point for point in POINTS if point in HOLDING], ids=lambda point: point.name)
+    @pytest.mark.parametrize("point", [point for point in POINTS if point in HOLDING])
     def test_a_run_whose_lock_went_while_it_was_stopped_commits_nothing(self, case: Case, point: Point) -> None:
         stopped, at = case.stopped_at(point)
         stopped.signal(signal.SIGSTOP)

@@ -19,7 +19,7 @@ BINDINGS = [
 
 @pytest.mark.fault("a pause, binding in the {binding}")
 @pytest.mark.parametrize("binding", BINDINGS)
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_run_that_is_held_up_succeeds(case: Case, point: Point, binding: str) -> None:
     options = {"server_side_binding": True} if binding == "server" else {}
     case.proxy.stop_at(point)

@@ -32,8 +32,12 @@ ENDS: dict[str, Callable[[Cluster], None]] = {
     "kill -9 of the postmaster": Cluster.kill,
 }
 
-at_each_point = pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
-at_points = lambda *points: pytest.mark.parametrize("point", points, ids=lambda point: point.name)  # noqa: E731
+
+def at_points(*points: Point) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("point", points)
+
+
+at_each_point = at_points(*POINTS)
 
 # What a run is recorded as whose server ended there, and came back before the run noticed: it says itself how it ended.
 STATUS_AFTER_RESTART = {

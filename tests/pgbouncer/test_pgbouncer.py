@@ -16,15 +16,13 @@ from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 from tests.support.bodies import Body
 from tests.support.deadlines import wait_until
+from tests.support.orders import BRIEF_JOB, JOB, finish, run_of, start_holding
 from tests.support.pgbouncer import PgBouncer, busy_clients, running
-from tests.support.replicas import Replica, Replicas
+from tests.support.replicas import Replicas
 from tests.support.sessions import Watcher
 from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-JOB = "follow_orders"
-BRIEF_JOB = "follow_orders_briefly"
 
 POOL_SIZES = pytest.mark.parametrize("pool_size", [1, 2, 20])
 
@@ -54,21 +52,6 @@ def pooled_replicas(bouncer: PgBouncer) -> Iterator[Replicas]:
     replicas = Replicas(bouncer.url)
     yield replicas
     replicas.destroy()
-
-
-def start_holding(replicas: Replicas, job: str = JOB) -> Replica:
-    replica = replicas.manage(job)
-    replica.expect("holding")
-    return replica
-
-
-def finish(replica: Replica) -> None:
-    replica.order("finish")
-    assert replica.end() == 0, replica.err
-
-
-def run_of(replica: Replica) -> JobRun:
-    return JobRun.objects.get(pid=replica.pid)
 
 
 @POOL_SIZES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import random
 import re
@@ -36,9 +35,8 @@ from tests.soak.faults import Injector, Missed
 from tests.soak.fleet import Fleet
 from tests.soak.gate import Gate
 from tests.soak.replica import SIGTERM_CODE
-from tests.support.pgbouncer import PgBouncer, running
+from tests.support.pgbouncer import PgBouncer, installed_program, running
 
-PGBOUNCER = shutil.which("pgbouncer", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"]))
 PAUSE = 1.0
 """Seconds between two faults."""
 QUIET_EVERY = 60.0
@@ -143,7 +141,7 @@ class Soak:
         return self._stopping.is_set() or time.monotonic() - began >= self._seconds
 
     def _start_bouncer(self, stack: ExitStack) -> PgBouncer | None:
-        if PGBOUNCER is None:
+        if installed_program() is None:
             return None
         # Where the server was down, PgBouncer tries again after that many seconds, not 15.
         return stack.enter_context(running(self._connection, pool_size=POOL_SIZE, server_login_retry="1"))
@@ -356,5 +354,5 @@ def versions(connection: BaseDatabaseWrapper, bouncer: PgBouncer | None) -> dict
 
 
 def version_of_pgbouncer() -> str:
-    said = subprocess.run([PGBOUNCER, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([installed_program(), "--version"], capture_output=True, text=True, check=True).stdout
     return said.split()[1]

@@ -68,11 +68,15 @@ class PgBouncer:
             return client.connect_ex(self.socket) == 0
 
 
+def installed_program() -> str | None:
+    """Return the path of PgBouncer's program, which may be where an ordinary user's PATH does not lead."""
+    return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+
+
 def _program() -> str:
-    found = shutil.which(
-        "pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    return installed_program() or service_missing(
+        "PgBouncer is not installed. On Debian and Ubuntu: apt-get install pgbouncer"
     )
-    return found or service_missing("PgBouncer is not installed. On Debian and Ubuntu: apt-get install pgbouncer")
 
 
 def _server(direct: BaseDatabaseWrapper) -> str:
