@@ -66,7 +66,7 @@ class TestHealthy:
         heading, *lines, summary = out.splitlines()
         assert heading == 'Database "default"'
         assert [line.split()[:2] for line in lines] == [["passed", id_] for id_ in IDS]
-        assert re.fullmatch(r"PASSED: 19 passed, 0 warned, 0 failed or not made, in \d+\.\d s", summary)
+        assert re.fullmatch(r"PASSED: 20 passed, 0 warned, 0 failed or not made, in \d+\.\d s", summary)
         assert not connection.in_atomic_block
 
     def test_json(self, add_task: AddTask) -> None:
@@ -111,7 +111,7 @@ class TestCommand:
         assert code == 0
         assert "\nwarning   clock              This replica's clock is 60.0 s ahead of the database's." in out
         assert "\n                             To do: Let both hosts keep their time by NTP.\n" in out
-        assert out.splitlines()[-1].startswith("WARNING: 18 passed, 1 warned, ")
+        assert out.splitlines()[-1].startswith("WARNING: 19 passed, 1 warned, ")
         assert as_json("--fail-level", "WARNING")[0] == 1
         assert as_json("--fail-level", "FAILED")[0] == 0
 

@@ -27,6 +27,7 @@ EXAMINATIONS = (
     Examination("tasks", server.tasks),
     Examination("connection", server.connection),
     Examination("pooler", server.pooler, ("connection",)),
+    Examination("prepared", server.prepared, ("pooler",)),
     Examination("primary", server.primary, ("connection",)),
     Examination("lock.excludes", locks.excludes, ("pooler",)),
     Examination("lock.commit", locks.free_after_commit, ("lock.excludes",)),

@@ -107,7 +107,7 @@ def pooler(stack: Stack) -> Verdict:
     # A pooler answers the client itself when that connects, and tells it a process of its own invention.
     stack.pooled = first.announced_pid() not in of_first
     if of_first & of_second or len(of_first | of_second) > 2:
-        stack.pooled = True
+        stack.pooled = stack.lends_sessions = True
         return warning(
             "A pooler in transaction mode is between. Jobs are safe, but session-level advisory locks "
             "(pg_advisory_lock) do not exclude through it, and it may end a run by limits of its own, which cannot be "
@@ -122,12 +122,26 @@ def pooler(stack: Stack) -> Verdict:
 
 
 def _django_options(stack: Stack) -> str:
-    settings = connections[stack.alias].settings_dict
-    wanted = {
-        "DISABLE_SERVER_SIDE_CURSORS to True": not settings.get("DISABLE_SERVER_SIDE_CURSORS"),
-        "prepare_threshold in OPTIONS to None": settings["OPTIONS"].get("prepare_threshold") is not None,
-    }
-    return "".join(f", {what}" for what, is_wanted in wanted.items() if is_wanted)
+    has_cursors = not connections[stack.alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    return ", DISABLE_SERVER_SIDE_CURSORS to True" if has_cursors else ""
+
+
+def prepared(stack: Stack) -> Verdict:
+    """No connection is answered by a statement that another one has prepared under the same name.
+
+    It is not tried: what is prepared in a session that a pooler lends would stay there.
+    """
+    options = connections[stack.alias].settings_dict["OPTIONS"]
+    if not options.get("server_side_binding") or options.get("prepare_threshold") is None:
+        return passed("Connections prepare no statements.")
+    if not stack.lends_sessions:
+        return passed("What a connection prepares is in a session of its own.")
+    return warning(
+        "Connections prepare statements in sessions that the pooler lends to others, who may be answered by them: a "
+        "run may take another job's lock.",
+        "Set prepare_threshold in OPTIONS to None. Where PgBouncer (from 1.21 on) has max_prepared_statements above 0, "
+        "accept this warning: --accept prepared.",
+    )
 
 
 def primary(stack: Stack) -> Verdict:

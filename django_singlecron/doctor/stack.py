@@ -200,6 +200,8 @@ class Stack:
         """The ways in which the tasks' names become keys: the default one and both key spaces at least."""
         self.pooled = False
         """Whether a pooler stands between, as far as it was seen."""
+        self.lends_sessions = False
+        """Whether that pooler gives a server session to one client after the other, as in transaction mode."""
         self._sessions: dict[str, Session] = {}
         self._began = time.monotonic()
 

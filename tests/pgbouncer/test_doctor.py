@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from django.db import connection
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron.doctor import stack
 from tests.support.pgbouncer import PgBouncer, busy_clients, running
@@ -49,6 +50,21 @@ def test_options_of_django_that_are_in_order_or_not() -> None:
         options = {"DISABLE_SERVER_SIDE_CURSORS": True, "OPTIONS": {}}
         with database_alias("pooled", **{**bouncer.database, **options}):
             assert "DISABLE" not in look("pooled")["pooler"].advice
+
+
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 prepares nothing")
+@pytest.mark.parametrize(
+    ("mode", "status", "says"),
+    [("transaction", "warning", "another job's lock"), ("session", "passed", "a session of its own")],
+)
+def test_prepared_statements_belong_to_sessions_of_ones_own(mode: str, status: str, says: str) -> None:
+    # A threshold that the doctor itself does not reach.
+    options = {"server_side_binding": True, "prepare_threshold": 1_000}
+    with (
+        running(connection, pool_size=5, pool_mode=mode) as bouncer,
+        database_alias("pooled", **{**bouncer.database, "OPTIONS": options}),
+    ):
+        check(look("pooled")["prepared"], status, says)
 
 
 def test_session_mode_is_as_a_direct_connection() -> None:
