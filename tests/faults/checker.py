@@ -14,10 +14,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_singlecron.models import JobRun
 from tests.faults import jobs
 from tests.faults.judgement import judge
+from tests.faults.processes import is_alive
 from tests.faults.witness import ATTEMPT, RESULT, Witness
 from tests.faults.worker import Call, call_job
 from tests.support.deadlines import DEADLINE, wait_until
-from tests.support.processes import is_alive
 from tests.support.sessions import Watcher, assert_nothing_left
 
 WRITTEN = "SELECT run, count(*) FROM faults_work GROUP BY run"

@@ -18,8 +18,8 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from testproject.embedded import SYSTEM_USER, admit, binaries
+from tests.faults.processes import is_alive
 from tests.support.deadlines import wait_until
-from tests.support.processes import is_alive
 from tests.support.replicas import Replicas, database_url
 
 DATABASE = "singlecron"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.clusters import Cluster
+from tests.faults.processes import is_alive
 from tests.faults.proxy import Proxy
 from tests.faults.witness import CUT, Witness
 from tests.soak.gate import Gate
 from tests.soak.replica import SoakOrder
 from tests.support.deadlines import wait_until
 from tests.support.pgbouncer import PgBouncer
-from tests.support.processes import is_alive
 from tests.support.replicas import Replicas
 
 PROXIED, DIRECT, POOLED = "proxied", "direct", "pooled"
