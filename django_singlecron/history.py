@@ -18,14 +18,9 @@ from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
 from .locks.postgres import application_name
-from .models import JobRun
+from .models import LOST_AFTER_SECONDS, JobRun
 
 TABLE = "django_singlecron_jobrun"
-
-# An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
-# or was stopped so long that its own last word will come later, and puts the record right. Likewise one that began in
-# the future: the server's clock was set back since.
-LOST_AFTER_SECONDS = 10
 
 # Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
 # trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
+# or was stopped so long that its own last word will come later, and puts the record right. Likewise one that began in
+# the future: the server's clock was set back since.
+LOST_AFTER_SECONDS = 10
+
 # DISTINCT ON would read every row; this walks from job to job along the index on (job, id). Ordered by both, since with
 # the job alone given, the planner may look for its newest run by walking all runs from the newest on.
 _NEWEST_OF_EACH_JOB = """

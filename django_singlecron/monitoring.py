@@ -10,9 +10,8 @@ from typing import NamedTuple
 from django.db import connections
 
 from .database import aware
-from .history import LOST_AFTER_SECONDS
 from .locks.postgres import APPLICATION_NAME_PREFIX
-from .models import JobRun
+from .models import LOST_AFTER_SECONDS, JobRun
 
 # The join is an outer one from the clock, so that the time comes back when nobody holds a lock. Both halves of a key
 # show as unsigned numbers; put together they are the signed key that the history stores.
