@@ -94,8 +94,9 @@ def use_database(database: Mapping[str, Any]) -> None:
 def set_up(order: Order) -> Witness:
     """Make a forked process a replica as ordered; return its witness."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Also where the tests run under nohup, or in a shell's background.
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         path = order[name] if name != "stdin" else os.devnull
