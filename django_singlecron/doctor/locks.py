@@ -41,7 +41,6 @@ def excludes(stack: Stack) -> Verdict:
     try:
         for key, other in zip(stack.keys(), stack.keys(), strict=True):
             _hold(stack, key)
-            _refused(stack, key)
             if not stack.second.is_granted(other):
                 raise _unsound(stack, "A second connection was refused a lock that nobody holds")
             stack.first.rollback()
@@ -54,7 +53,6 @@ def free_after_commit(stack: Stack) -> Verdict:
     """The lock is granted to another after the holder's commit."""
     key = stack.keys()[0]
     _hold(stack, key)
-    _refused(stack, key)
     stack.first.commit()
     _granted(stack, key, "has committed")
     return passed("After the holder's commit the second connection is granted the lock.")
@@ -64,7 +62,6 @@ def free_after_rollback(stack: Stack) -> Verdict:
     """The lock is granted to another after the holder's rollback."""
     key = stack.keys()[0]
     _hold(stack, key)
-    _refused(stack, key)
     stack.first.rollback()
     _granted(stack, key, "has rolled back")
     return passed("After the holder's rollback the second connection is granted the lock.")
@@ -74,7 +71,6 @@ def free_after_kill(stack: Stack) -> Verdict:
     """The lock is granted to another after the holder's server session was ended."""
     key = stack.keys()[0]
     _hold(stack, key)
-    _refused(stack, key)
     how = _kill(stack)
     began = time.monotonic()
     while not stack.second.is_granted(key):
@@ -119,8 +115,10 @@ def survives_transactions(stack: Stack) -> Verdict:
 
 
 def _hold(stack: Stack, key: LockKey) -> None:
+    """Let the first connection hold the lock, from which the second is then kept out."""
     if not stack.first.acquire(key):
         raise _unsound(stack, "The first connection was refused a lock that nobody holds")
+    _refused(stack, key)
 
 
 def _refused(stack: Stack, key: LockKey) -> None:
