@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,23 +146,6 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
             await sync_to_async(connections.close_all)()
 
     return asyncio.run(run())
-
-
-def in_thread(function: Callable[[], Any]) -> Any:
-    """Run in a thread, close its connections, and return what it returned."""
-    answers: list[Any] = []
-
-    def target() -> None:
-        try:
-            answers.append(function())
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join(WAIT)
-    assert not thread.is_alive()
-    return answers[0]
 
 
 @contextmanager

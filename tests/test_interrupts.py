@@ -27,10 +27,10 @@ from django_singlecron.signals import run_acquired
 from testproject.billing.models import Tenant
 from tests.support.deadlines import wait_until
 
+from .support.threads import in_thread
 from .support_core import (
     WAIT,
     database_alias,
-    in_thread,
     is_free,
     job,
     real_database,

@@ -41,10 +41,10 @@ from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
 from tests.support.deadlines import wait_until
 
+from .support.threads import in_thread
 from .support_core import (
     TAKES_LOCK,
     database_alias,
-    in_thread,
     is_free,
     job,
     real_database,

@@ -24,11 +24,11 @@ from django_singlecron.history import Holder
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock, without_locking
 
+from .support.threads import in_thread
 from .support_core import (
     TAKES_LOCK,
     before_statement,
     database_alias,
-    in_thread,
     is_free,
     job,
     real_database,

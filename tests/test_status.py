@@ -19,7 +19,8 @@ from django_singlecron.management.singlecron_status import fit
 from django_singlecron.models import JobRun
 from django_singlecron.overview import overview
 from tests.bench.filling import fill_slots
-from tests.support_core import database_alias, in_thread, real_database
+from tests.support.threads import in_thread
+from tests.support_core import database_alias, real_database
 from tests.support_watch import DAY, HOUR, AddTask, add_task_fixture, daily, minute, now, record
 
 __all__ = ["add_task_fixture"]

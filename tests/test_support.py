@@ -12,7 +12,7 @@ from tests.support.pgbouncer import busy_clients, running
 from tests.support.replicas import Replicas
 from tests.support.services import service_missing
 from tests.support.sessions import Watcher, assert_nothing_left
-from tests.support.threads import in_threads
+from tests.support.threads import in_thread, in_threads
 
 
 def test_a_deadline_that_passes_says_what_was_waited_for() -> None:
@@ -101,3 +101,11 @@ class TestPgBouncer:
         monkeypatch.setattr("shutil.which", lambda name, path: None)
         with pytest.raises(pytest.skip.Exception, match="apt-get install pgbouncer"), ExitStack() as stack:
             stack.enter_context(running(connection, pool_size=1))
+
+
+def test_what_a_thread_raises_is_raised() -> None:
+    def divide() -> float:
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        in_thread(divide)

@@ -23,7 +23,8 @@ from django_singlecron.models import JobRun, JobWatch
 from django_singlecron.problems import Severity
 from django_singlecron.testing import hold_lock
 from django_singlecron.watch import Look, Report
-from tests.support_core import WAIT, database_alias, in_thread, real_database, session
+from tests.support.threads import in_thread
+from tests.support_core import WAIT, database_alias, real_database, session
 from tests.support_watch import (
     DAY,
     HOUR,

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from testproject.embedded import SYSTEM_USER, admit, binaries
@@ -146,6 +146,17 @@ class Cluster:
         """Django's settings for it, by its socket."""
         here = {"NAME": DATABASE, "USER": "postgres", "PASSWORD": "", "HOST": str(self.directory), "PORT": self.port}
         return {**connections["default"].settings_dict, **here, "OPTIONS": {}, **replaced}
+
+    def use_up_connections(self, until: ExitStack) -> None:
+        """Take every connection that the server has to give, until then."""
+        for _ in range(100):
+            hog = self.connect(NAME="postgres")
+            until.callback(hog.close)
+            try:
+                hog.ensure_connection()
+            except OperationalError:
+                return
+        raise AssertionError("The server has more connections than it was given.")
 
     def connect(self, **replaced: Any) -> BaseDatabaseWrapper:
         """Return Django's connection to it, which the caller closes."""

@@ -22,6 +22,7 @@ from tests.faults import jobs
 from tests.faults.witness import CUT, GO, OWN_COMMIT, Witness
 from tests.faults.worker import Call, call_job
 from tests.support.deadlines import DEADLINE
+from tests.support.threads import in_thread
 
 WAITS = "waits"
 """A line of the witness: a body waits until its attempt may go on."""
@@ -178,25 +179,6 @@ def be_idle_for_too_long() -> None:
 
 
 # Threads of its own
-
-
-def in_thread(function: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 def work_in_threads(count: int) -> None:

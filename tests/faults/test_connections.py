@@ -9,18 +9,17 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection
 
-from tests.faults.jobs import BETWEEN, FIRST, LAST
+from tests.faults.jobs import FIRST, LAST
+from tests.faults.marks import MOMENTS, at_each_moment, at_each_point, at_points
 from tests.faults.replicas import Attempt, Case
 from tests.faults.steps import (
     AFTER_ATTEMPT,
     AFTER_COMMIT,
     AFTER_RECORD,
-    AFTER_WRITE,
     BEFORE_ATTEMPT,
     BEFORE_LOCK,
     BEFORE_MARK,
     BEFORE_RECORD,
-    BEFORE_WRITE,
     CONNECTING,
     LAST_IN_BODY,
     ON_COMMIT,
@@ -33,11 +32,7 @@ from tests.support_core import real_database, session
 
 pytestmark = real_database
 
-at_each_point = pytest.mark.parametrize("point", POINTS)
-at_each_point_with_a_session = pytest.mark.parametrize("point", POINTS[1:])
-
-MOMENTS = {BEFORE_WRITE.name: FIRST, AFTER_WRITE.name: BETWEEN, LAST_IN_BODY: LAST}
-at_each_moment = pytest.mark.parametrize("point", MOMENTS)
+at_each_point_with_a_session = at_points(*POINTS[1:])
 
 # Where there is no row yet, and so none to say what came of the attempt.
 BEFORE_THE_ROW = (CONNECTING, BEFORE_ATTEMPT)

@@ -17,6 +17,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests.faults.checker import default_connection
 from tests.faults.clusters import Cluster, Clusters, wait_until_caught_up
+from tests.faults.marks import at_points
 from tests.faults.replicas import Attempt, Workers
 from tests.faults.server_cases import ServerCase, server_case, settings_of
 from tests.faults.steps import (
@@ -115,12 +116,10 @@ def pair(
             clusters.remove(primary)
 
 
-at_points = pytest.mark.parametrize(
-    "point", [BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_COMMIT, AFTER_COMMIT]
-)
+at_some_points = at_points(BEFORE_ATTEMPT, AFTER_ATTEMPT, BEFORE_LOCK, BEFORE_WRITE, BEFORE_COMMIT, AFTER_COMMIT)
 
 
-@at_points
+@at_some_points
 @pytest.mark.fault("failover, the old primary is dead")
 def test_a_replica_fails_over_with_its_database(pair: Pair, point: Point) -> None:
     first = pair.attempt_anywhere(point)
@@ -139,7 +138,7 @@ def test_a_replica_fails_over_with_its_database(pair: Pair, point: Point) -> Non
     assert pair.status(first, pair.standby) == expected.get(point, ["failed"])
 
 
-@at_points
+@at_some_points
 @pytest.mark.fault("failover, the old primary is still up")
 def test_two_primaries_do_not_exclude_each_other(pair: Pair, point: Point) -> None:
     first, _ = pair.case.stopped_at(point)

@@ -15,6 +15,7 @@ from django.db import OperationalError
 
 from django_singlecron.models import JobRun
 from tests.faults.jobs import BETWEEN, LAST
+from tests.faults.marks import at_points
 from tests.faults.replicas import Case
 from tests.faults.steps import (
     AFTER_ATTEMPT,
@@ -37,10 +38,6 @@ from tests.support_core import real_database, session
 pytestmark = real_database
 
 TABLE = "django_singlecron_jobrun"
-
-
-def at(*points: Point) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("point", points)
 
 
 # Once it has begun, the run does not look at the history until it has done its work.
@@ -70,7 +67,7 @@ def statuses() -> list[str]:
 class TestAMigration:
     """Another session has the table locked, as ALTER TABLE does until its commit."""
 
-    @at(*FREE)
+    @at_points(*FREE)
     @pytest.mark.fault("the history's table is locked, then not")
     def test_a_run_waits_for_it(self, case: Case, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -85,7 +82,7 @@ class TestAMigration:
         execute("ALTER TABLE django_singlecron_jobrun DROP COLUMN of_the_next_version")
         assert statuses() == ["succeeded"]
 
-    @at(*MARKED)
+    @at_points(*MARKED)
     @pytest.mark.fault("the history's table is locked, then not")
     def test_it_waits_for_a_run_that_has_written_its_success(self, case: Case, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -98,7 +95,7 @@ class TestAMigration:
         case.check()
         assert statuses() == ["succeeded"]
 
-    @at(*BEFORE_IT_BEGINS)
+    @at_points(*BEFORE_IT_BEGINS)
     @pytest.mark.fault("the history's table is locked for longer than the role may wait")
     def test_an_attempt_that_may_not_wait_is_refused(self, case: Case, point: Point) -> None:
         with impatient():
@@ -111,7 +108,7 @@ class TestAMigration:
         case.check()
         assert statuses() == []
 
-    @at(*WHILE_IT_RUNS)
+    @at_points(*WHILE_IT_RUNS)
     @pytest.mark.fault("the history's table is locked for longer than the role may wait")
     def test_a_run_that_may_not_wait_is_rolled_back(self, case: Case, point: Point) -> None:
         with impatient():
@@ -126,7 +123,7 @@ class TestAMigration:
         case.check()
         assert statuses() == ["lost"]
 
-    @at(*WHILE_IT_RUNS[:-1])
+    @at_points(*WHILE_IT_RUNS[:-1])
     @pytest.mark.fault("the history's table is locked for longer than the role may wait")
     def test_a_run_that_fails_then_raises_its_own_error(self, case: Case, point: Point) -> None:
         with impatient():
@@ -185,7 +182,7 @@ def narrower(size: int) -> str:
 
 
 class TestAnotherTable:
-    @at(*BEFORE_IT_BEGINS)
+    @at_points(*BEFORE_IT_BEGINS)
     @pytest.mark.parametrize(("there", "back"), [MISSING, without("forced")])
     def test_an_attempt_is_refused(self, case: Case, point: Point, there: str, back: str) -> None:
         attempt, _ = case.stopped_at(point)
@@ -208,7 +205,7 @@ class TestAnotherTable:
         case.check()
         assert statuses() == ["lost"]
 
-    @at(*WHILE_IT_RUNS)
+    @at_points(*WHILE_IT_RUNS)
     @pytest.mark.fault("the history's table takes no success")
     def test_a_run_whose_success_is_refused_is_rolled_back_and_failed(self, case: Case, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -218,7 +215,7 @@ class TestAnotherTable:
         case.check()
         assert statuses() == ["failed"]
 
-    @at(AFTER_COMMIT)
+    @at_points(AFTER_COMMIT)
     @pytest.mark.parametrize(("there", "back"), [MISSING, without("output")])
     def test_after_the_commit_it_is_no_matter(self, case: Case, point: Point, there: str, back: str) -> None:
         attempt, _ = case.stopped_at(point)
@@ -254,7 +251,7 @@ class TestTheRow:
         assert attempt.row.finished_at is not None
         case.check()
 
-    @at(*WHILE_IT_RUNS)
+    @at_points(*WHILE_IT_RUNS)
     @pytest.mark.fault("its row is deleted while another asks for its lock")
     def test_others_are_kept_out_meanwhile(self, case: Case, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -266,7 +263,7 @@ class TestTheRow:
         assert (result.outcome, other.outcome) == (("acquired", "skipped") if holds else ("acquired", "acquired"))
         case.check()
 
-    @at(*MARKED)
+    @at_points(*MARKED)
     @pytest.mark.fault("its row is deleted")
     def test_once_it_is_marked_it_cannot_be_deleted_before_the_commit(self, case: Case, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -342,7 +339,7 @@ def disk(case: Case) -> Iterator[Disk]:
 
 
 class TestAFullDisk:
-    @at(*BEFORE_IT_BEGINS)
+    @at_points(*BEFORE_IT_BEGINS)
     @pytest.mark.fault("the history's disk is full")
     def test_an_attempt_is_refused(self, case: Case, disk: Disk, point: Point) -> None:
         attempt, _ = case.stopped_at(point)
@@ -369,7 +366,7 @@ class TestAFullDisk:
         case.check()
         assert statuses() == ["lost"]
 
-    @at(*MARKED, AFTER_COMMIT)
+    @at_points(*MARKED, AFTER_COMMIT)
     @pytest.mark.fault("the history's disk is full")
     def test_a_success_that_is_written_needs_no_more_room(self, case: Case, disk: Disk, point: Point) -> None:
         attempt, _ = case.stopped_at(point)

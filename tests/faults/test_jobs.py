@@ -10,18 +10,16 @@ from django_singlecron.capture import MAX_ERROR_MESSAGE, MAX_TRACEBACK
 from django_singlecron.models import JobRun
 from testproject.billing.models import Tenant
 from tests.faults.jobs import BETWEEN, FIRST, LAST
+from tests.faults.marks import MOMENTS, at_each_moment
 from tests.faults.misdeeds import STRANGE, WAITS
 from tests.faults.replicas import Attempt, Case
-from tests.faults.steps import AFTER_WRITE, BEFORE_WRITE, LAST_IN_BODY, ON_COMMIT
+from tests.faults.steps import AFTER_WRITE, LAST_IN_BODY, ON_COMMIT
 from tests.faults.witness import GO, RESULT
 from tests.support_core import is_free, real_database, session
 
 pytestmark = real_database
 
 # The moments at which a body misbehaves, as the table names them.
-MOMENTS = {BEFORE_WRITE.name: FIRST, AFTER_WRITE.name: BETWEEN, LAST_IN_BODY: LAST}
-
-at_each_moment = pytest.mark.parametrize("point", MOMENTS)
 at_the_end = pytest.mark.parametrize("point", [LAST_IN_BODY])
 
 

@@ -15,6 +15,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from django_singlecron.models import JobRun
 from tests.faults.clusters import Cluster
 from tests.faults.jobs import BETWEEN
+from tests.faults.marks import at_points
 from tests.faults.replicas import Workers
 from tests.faults.server_cases import ServerCase, server_case
 from tests.faults.steps import (
@@ -84,10 +85,6 @@ def start(
 
 # psycopg2 does not tell what PgBouncer says before it closes a connection.
 IS_MUTE = not is_psycopg3
-
-
-def at_points(*points: Point) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("point", points)
 
 
 both_modes = pytest.mark.parametrize("mode", ["transaction", "session"])

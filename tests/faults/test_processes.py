@@ -11,18 +11,17 @@ import pytest
 from django.db.models.functions import Now
 
 from django_singlecron.models import JobRun
-from tests.faults.jobs import BETWEEN, FIRST, LAST
+from tests.faults.jobs import FIRST, LAST
+from tests.faults.marks import MOMENTS, at_each_moment, at_each_point
 from tests.faults.replicas import Attempt, Case
 from tests.faults.steps import (
     AFTER_ATTEMPT,
     AFTER_COMMIT,
     AFTER_LOCK,
     AFTER_RECORD,
-    AFTER_WRITE,
     BEFORE_ATTEMPT,
     BEFORE_LOCK,
     BEFORE_RECORD,
-    BEFORE_WRITE,
     CONNECTING,
     LAST_IN_BODY,
     ON_COMMIT,
@@ -34,12 +33,6 @@ from tests.support.deadlines import wait_until
 from tests.support_core import is_free, real_database
 
 pytestmark = real_database
-
-at_each_point = pytest.mark.parametrize("point", POINTS)
-
-# The moments at which a body does something to itself, as the table names them.
-MOMENTS = {BEFORE_WRITE.name: FIRST, AFTER_WRITE.name: BETWEEN, LAST_IN_BODY: LAST}
-at_each_moment = pytest.mark.parametrize("point", MOMENTS)
 
 # Where the run holds its lock.
 HOLDING = POINTS[POINTS.index(AFTER_LOCK) : POINTS.index(AFTER_COMMIT)]

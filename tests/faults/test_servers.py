@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from django.db import OperationalError
 
 from django_singlecron.models import JobRun
 from tests.faults.clusters import Cluster, Clusters
+from tests.faults.marks import at_each_point, at_points
 from tests.faults.server_cases import ServerCase
 from tests.faults.steps import (
     AFTER_ATTEMPT,
@@ -22,7 +22,6 @@ from tests.faults.steps import (
     BEFORE_MARK,
     BEFORE_WRITE,
     CONNECTING,
-    POINTS,
     Point,
 )
 
@@ -32,12 +31,6 @@ ENDS: dict[str, Callable[[Cluster], None]] = {
     "kill -9 of the postmaster": Cluster.kill,
 }
 
-
-def at_points(*points: Point) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("point", points)
-
-
-at_each_point = at_points(*POINTS)
 
 # What a run is recorded as whose server ended there, and came back before the run noticed: it says itself how it ended.
 STATUS_AFTER_RESTART = {
@@ -108,15 +101,7 @@ def test_another_replica_runs_the_job_as_soon_as_the_server_is_back(server: Serv
 def no_connection_left(server: ServerCase) -> Iterator[None]:
     """Take every connection that the server has to give."""
     with ExitStack() as stack:
-        for _ in range(100):
-            hog = server.cluster.connect(NAME="postgres")
-            stack.callback(hog.close)
-            try:
-                hog.ensure_connection()
-            except OperationalError:
-                break
-        else:
-            pytest.fail("The server has more connections than it was given.")
+        server.cluster.use_up_connections(stack)
         yield
 
 

@@ -215,13 +215,7 @@ class Injector:
             look = self.cluster.connect()
             stack.callback(look.close)
             look.ensure_connection()
-            for _ in range(100):
-                hog = self.cluster.connect(NAME="postgres")
-                stack.callback(hog.close)
-                try:
-                    hog.ensure_connection()
-                except OperationalError:
-                    break
+            self.cluster.use_up_connections(stack)
             with look.cursor() as cursor:
                 cursor.execute(TERMINATE_IDLE, [self._database])
             time.sleep(drawn.choice([0.2, 0.7]))

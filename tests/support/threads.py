@@ -51,6 +51,31 @@ def in_threads(
     return [results[number] for number in range(count)]
 
 
+def in_thread(function: Callable[[], T]) -> T:
+    """Call a function in a thread that has no connection yet; return what it returned, or raise what it raised.
+
+    What it connected is closed at its end.
+    """
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            answers.append(function())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    return answers[0]
+
+
 def connect_through(database: Mapping[str, Any]) -> None:
     """Let this thread's default connection, and no other thread's, be one with these settings."""
     connections["default"] = type(connections["default"])(dict(database), "default")
