@@ -134,6 +134,8 @@ class Forks:
             code = 70
             try:
                 ended_with = self._live(order)
+                # What was not written yet may fail here again (since Python 3.13), which says nothing new of a failure.
+                code = ended_with or code
                 sys.stdout.flush()
                 code = ended_with
             except BaseException:
