@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
@@ -65,6 +65,19 @@ def read_committed(connection: BaseDatabaseWrapper) -> None:
     """Make the transaction that just began READ COMMITTED."""
     with connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def send_together(connection: BaseDatabaseWrapper, statements: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+    """Send several statements of PostgreSQL in one message; return the first row of the last one."""
+    # The driver fills the values in: the server takes them apart from the text for a single statement only.
+    text = connection.ops.compose_sql(statements, parameters)
+    with connection.cursor() as cursor:
+        cursor.execute(text)
+        # psycopg2 goes to the last answer by itself.
+        while connection.Database.__name__ == "psycopg" and cursor.nextset():
+            pass
+        row: tuple[Any, ...] = cursor.fetchone()
+    return row
 
 
 def now(connection: BaseDatabaseWrapper) -> Now | datetime:

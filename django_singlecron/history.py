@@ -13,12 +13,13 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import capture
-from .database import aware, from_json, now, reconnecting, refusal, try_again
+from .database import aware, from_json, now, reconnecting, refusal, send_together, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .locks import Lock, Sql
 from .locks.postgres import application_name
 from .models import LOST_AFTER_SECONDS, JobRun
+from .transactions import SAVEPOINT
 
 TABLE = "django_singlecron_jobrun"
 
@@ -51,10 +52,9 @@ WITH seen AS MATERIALIZED (
            CASE WHEN NOT free THEN clock_timestamp() END,
            pg_backend_pid()
     FROM seen WHERE free OR %s
-    RETURNING id, status = 'running' AS acquired, key, started_at, held_by_id, tableoid::bigint AS table_oid
+    RETURNING id, outcome, key, started_at, held_by_id, tableoid
 )
-SELECT seen.holders::text, current_setting('default_transaction_isolation'), attempt.*
-FROM seen LEFT JOIN attempt ON true
+SELECT seen.holders::text, attempt.* FROM seen LEFT JOIN attempt ON true
 """
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
@@ -88,6 +88,20 @@ LOST_MESSAGE = (
     "PostgreSQL rolled its work back and freed the lock."
 )
 
+# Whether the session is still in the transaction in which the run took its lock.
+_HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
+
+# Step 2, in one message, as each costs a way to the server and back. READ COMMITTED whatever the project's level is: a
+# stricter one would show the job the data of before the previous run's commit. The savepoint comes after the lock: a
+# database error that the job catches frees what its transaction locked since the last savepoint. It is never released,
+# since COMMIT does that too. The last statement tells whether the lock was granted, as psycopg2 keeps no other's answer.
+_BEGIN_RUN = f"""
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+{{acquire}};
+SAVEPOINT {SAVEPOINT};
+{_HOLDS}
+"""
+
 # After the lock, so that the tokens of one key grow in the order of its runs.
 ID_SEQUENCE = "'django_singlecron_jobrun_id_seq'"
 _DRAW_TOKEN = f"SELECT nextval({ID_SEQUENCE})"
@@ -105,8 +119,6 @@ SET status = 'succeeded', finished_at = clock_timestamp(), output = %s, error_me
 WHERE id = %s AND tableoid = (%s)::oid AND current_setting('singlecron.run', true) = %s
 RETURNING token
 """  # noqa: S608  # of constants alone
-
-_HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
 _SEES_TABLE = "SELECT to_regclass('django_singlecron_jobrun') = (%s)::oid"
 
@@ -182,8 +194,6 @@ class Opened(NamedTuple):
     """None when the attempt was skipped and skips are not recorded."""
     holders: Sequence[Holder] = ()
     """Runs of the key that may hold it, the newest first. More than one: some are about to find that they do not."""
-    isolation: str = "read committed"
-    """The isolation level that the server gives a transaction that asks for none."""
 
 
 class Texts(NamedTuple):
@@ -220,13 +230,13 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     Raises a `RunRefused` that says what to do when the database cannot do it.
     """
     try:
-        seen, isolation, run_id, acquired, *row = fetch_all(connection, opening(attempt, lock))[0]
+        seen, run_id, outcome, *row = fetch_all(connection, opening(attempt, lock))[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     holders = _read_holders(connection, seen) if seen else []
     if run_id is None:
         return Opened(False, None, holders)
-    return Opened(acquired, Row(run_id, *row), holders, isolation)
+    return Opened(outcome == JobRun.Outcome.ACQUIRED, Row(run_id, *row), holders)
 
 
 @cache
@@ -287,18 +297,22 @@ def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[t
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
-def acquire(connection: BaseDatabaseWrapper, attempt: Attempt, statement: Sql) -> bool:
-    """Take the lock for the transaction; False when another run has it.
+def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acquire: Sql) -> bool:
+    """Take the lock for the transaction that just began; False when another run has it.
 
     Raises a `RunRefused` that says what to do when the database cannot do it.
     """
+    statements = Sql(_begin_run_with(acquire.text), [*acquire.parameters, str(row.id)])
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(statement.text, statement.parameters)
-            acquired: bool = cursor.fetchone()[0]
+        acquired: bool = send_together(connection, statements.text, statements.parameters)[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     return acquired
+
+
+@cache
+def _begin_run_with(acquire: str) -> str:
+    return _BEGIN_RUN.format(acquire=acquire)
 
 
 def draw_token(connection: BaseDatabaseWrapper, run_id: int) -> int:

@@ -23,12 +23,13 @@ from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
 from .interrupts import Deadline, kept_from_children, sigterm_raises
-from .locks import Hold, Sql
+from .locks import Hold
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .slots import slot_at
 from .transactions import (
     explain_broken_transaction,
+    go_back,
     history_out_of_sight,
     is_busy,
     is_closed,
@@ -106,7 +107,7 @@ class Runner:
                         kept_from_children(self.connection),
                         transaction.atomic(using=self.call.using, durable=True),
                     ):
-                        self.hold(opened.isolation)
+                        self.hold()
                         context = self._context()
                         self._look_again()
                         announcements.acquired(context.run)
@@ -192,15 +193,10 @@ class Runner:
         for job, holder in history.mark_lost(self.connection, self.row, self.call.key):
             announcements.lost(job, holder, self.call.using)
 
-    def hold(self, isolation: str) -> None:
-        """Step 2: set the transaction up and take the real lock."""
-        if isolation != "read committed" or "isolation_level" in self.connection.settings_dict["OPTIONS"]:
-            # A stricter level would show the job the data of before the previous run's commit.
-            try:
-                database.read_committed(self.connection)
-            except Error as error:
-                raise database.refusal(error, self.call.job, self.call.using) from error
-        if not history.acquire(self.connection, self.attempt, self.acquisition()):
+    def hold(self) -> None:
+        """Step 2: set the transaction up, take the real lock, and set a savepoint for the job."""
+        hold = Hold(self.row.id, self.call.job, self.call.timeout)
+        if not history.begin_run(self.connection, self.attempt, self.row, self.lock.acquire(self.call.key, hold)):
             raise RaceLost
 
     def draw_token(self) -> Callable[[], int] | None:
@@ -256,10 +252,6 @@ class Runner:
             return None
         return Deadline(self.call.job, self.call.timeout, self.connection)
 
-    def acquisition(self) -> Sql:
-        hold = Hold(self.row.id, self.call.job, self.call.timeout)
-        return self.lock.acquire(self.call.key, hold)
-
     def _context(self) -> RunContext:
         slot = self.slot.astimezone(self.call.plan.zone) if self.slot and self.call.plan else None
         row, call = self.row, self.call
@@ -270,34 +262,29 @@ class Runner:
         return RunContext(run, self.outer)
 
     def _run_job(self, context: RunContext) -> Any:
-        """Steps 4 and 5: the job and its success mark, in a savepoint.
-
-        A database error that the job catches frees the locks of a transaction at once, but not those that were taken
-        before a savepoint.
-        """
+        """Steps 4 and 5: the job and its success mark."""
         deadline = self.deadline()
         with sigterm_raises(), deadline or nullcontext():
             try:
-                with transaction.atomic(using=self.call.using):
-                    with inside(context), capture_logging(self.tail, context.run.id):
-                        value, self.exit = call_body(self.call, self.tail, deadline)
-                    if os.getpid() != self.attempt.pid:
-                        raise ForkedRun(
-                            f'A process that the job "{self.call.job}" forked came back out of it. End it with '
-                            "os._exit(), or use subprocess or multiprocessing."
-                        )
-                    try:
-                        self.mark_succeeded(context.run)
-                    except IntegrityError as error:
-                        if self.attempt.slot is None:
-                            raise
-                        # The unique index on the slot, which holds even where the lock did not.
-                        raise SlotTaken(None) from error
+                with inside(context), capture_logging(self.tail, context.run.id):
+                    value, self.exit = call_body(self.call, self.tail, deadline)
+                if os.getpid() != self.attempt.pid:
+                    raise ForkedRun(
+                        f'A process that the job "{self.call.job}" forked came back out of it. End it with '
+                        "os._exit(), or use subprocess or multiprocessing."
+                    )
+                try:
+                    self.mark_succeeded(context.run)
+                except IntegrityError as error:
+                    if self.attempt.slot is None:
+                        raise
+                    # The unique index on the slot, which holds even where the lock did not.
+                    raise SlotTaken(None) from error
             except BaseException:
-                # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
                 passed = deadline is not None and deadline.passed
                 cut_off = passed or is_closed(self.connection) or is_busy(self.connection)
-                self.lock_was_lost = self.connection.needs_rollback and not cut_off
+                # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
+                self.lock_was_lost = not cut_off and not go_back(self.connection)
                 raise
         return value
 

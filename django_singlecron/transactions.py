@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from django.db import DatabaseError
+from django.db import DatabaseError, Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
 from .context import Run
 from .database import sqlstate
 from .exceptions import LockLost, OuterTransaction, TransactionBroken
+
+# What separates the lock, and whatever else begins a run's transaction, from the job.
+SAVEPOINT = "singlecron"
 
 
 def refuse_outer_transaction(connection: BaseDatabaseWrapper, job: str, outer: Run | None) -> None:
@@ -65,6 +68,26 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
     # Both drivers give libpq's PGTransactionStatusType, in which 1 is PQTRANS_ACTIVE.
     info = getattr(connection.connection, "info", None)
     return getattr(info, "transaction_status", None) == 1
+
+
+def set_savepoint(connection: BaseDatabaseWrapper) -> None:
+    """Set a run's savepoint, where no lock comes before it."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SAVEPOINT {SAVEPOINT}")
+
+
+def go_back(connection: BaseDatabaseWrapper) -> bool:
+    """Take back all that was done since a run's savepoint; False when that is gone, and its transaction with it."""
+    if not connection.in_atomic_block:
+        return False
+    transaction.set_rollback(False, using=connection.alias)
+    try:
+        transaction.savepoint_rollback(SAVEPOINT, using=connection.alias)
+    except Error:
+        return False
+    finally:
+        transaction.set_rollback(True, using=connection.alias)
+    return True
 
 
 def lock_lost(run: Run, how: str) -> LockLost:

@@ -17,7 +17,7 @@ from .locks import Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .runner import RaceLost, Runner
-from .transactions import explain_broken_transaction
+from .transactions import explain_broken_transaction, set_savepoint
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ class UnlockedRunner(Runner):
         row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None)
         return Opened(True, Row(row.pk, None, row.started_at))
 
-    def hold(self, isolation: str) -> None:
-        return
+    def hold(self) -> None:
+        set_savepoint(self.connection)
 
     def is_in_doubt(self, claim: Claim) -> bool:
         return False
@@ -78,9 +78,11 @@ class TestCaseRunner(UnlockedRunner):
         row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, skip_reason=skip_reason)
         return Opened(free, Row(row.pk, key, row.started_at))
 
-    def hold(self, isolation: str) -> None:
-        if not self._try(lambda: history.acquire(self.connection, self.attempt, self.acquisition())):
+    def hold(self) -> None:
+        statement = self.lock.try_exclusive(self.call.key)
+        if not self._try(lambda: history.fetch_all(self.connection, statement))[0][0]:
             raise RaceLost
+        super().hold()
 
     def draw_token(self) -> Callable[[], int] | None:
         return partial(history.draw_token_without_lock, self.connection)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 WAIT = 10
 
-TAKES_LOCK = "SELECT CASE WHEN pg_try_advisory_xact_lock"
+TAKES_LOCK = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 """How the statement begins by which a run takes its lock."""
 
 # Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.

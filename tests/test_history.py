@@ -442,7 +442,7 @@ class Proxy:
             while asked := client.recv(1 << 20):
                 server.sendall(asked)
                 answer = server.recv(1 << 20)
-                if b"COMMIT" in asked and not self.cut:
+                if b"COMMIT\x00" in asked and not self.cut:
                     self.cut = True
                     return
                 client.sendall(answer)

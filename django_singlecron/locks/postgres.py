@@ -36,14 +36,15 @@ MAX_APPLICATION_NAME_BYTES = 63
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 10, 5, 3
 UNACKNOWLEDGED = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_COUNT
 
-# The lock comes first, and only who has it names its session after its run: others tell the holder by that.
+# The lock comes first, and only who has it names its session after its run: others tell the holder by that, and the run
+# itself by its own setting.
 # Every set_config is local to the transaction (its third argument) and allowed to an ordinary role.
 # PostgreSQL can look for a vanished client during a statement, and limit the time without an acknowledgement, only
 # where its system can, as Linux does. tcp_user_timeout also ends a connection whose client does not read what it asked
 # for, as a slow reader of COPY; so what the role or the connection says of it stays.
 _ACQUIRE = """
-SELECT CASE WHEN pg_try_advisory_xact_lock({arguments}) THEN set_config('application_name', %s, true) END IS NOT NULL,
-       set_config('singlecron.run', %s, true),
+SELECT CASE WHEN pg_try_advisory_xact_lock({arguments})
+            THEN set_config('application_name', %s, true) || set_config('singlecron.run', %s, true) END IS NOT NULL,
        set_config('idle_in_transaction_session_timeout', %s, true),
        set_config('tcp_keepalives_idle', '{idle}', true),
        set_config('tcp_keepalives_interval', '{interval}', true),

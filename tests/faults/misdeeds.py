@@ -148,8 +148,7 @@ def roll_back_by_the_driver() -> None:
 
 
 def release_the_runs_savepoint() -> None:
-    note_cut()
-    sql(f"RELEASE SAVEPOINT {connection.savepoint_ids[-1]}")
+    sql("RELEASE SAVEPOINT singlecron")
 
 
 def django_commit() -> None:
