@@ -30,32 +30,39 @@ TABLE = "django_singlecron_jobrun"
 # since the server reads all its sessions for it. The last one that is found is recorded as the holder, until more is
 # known. They are not sorted: a plan for that may walk the whole history along its primary key. The planner's time is
 # most of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
-_OPEN = """
+_SEEN = """
 WITH seen AS MATERIALIZED (
     SELECT {probe} AS free,
            (SELECT json_agg(json_build_array(
                        run.id, run.host, run.pid, run.started_at,
                        CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
-                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid) LIMIT 1) END))
+                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
             FROM django_singlecron_jobrun AS run
             WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
-), attempt AS (
-    INSERT INTO django_singlecron_jobrun
-        (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
-         slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
-    SELECT %s, {key}, %s, %s, %s,
-           CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
-           CASE WHEN free THEN '' ELSE 'locked' END,
-           CASE WHEN free THEN 'running' ELSE 'skipped' END,
-           CASE WHEN NOT free THEN (holders -> -1 ->> 0)::bigint END,
-           %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
-           CASE WHEN NOT free THEN clock_timestamp() END,
-           pg_backend_pid()
-    FROM seen WHERE free OR %s
-    RETURNING id, outcome, key, started_at, held_by_id, tableoid
-)
-SELECT seen.holders::text, attempt.* FROM seen LEFT JOIN attempt ON true
+)"""
+_INSERT = """
+INSERT INTO django_singlecron_jobrun
+    (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
+     slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
+SELECT %s, {key}, %s, %s, %s,
+       CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
+       CASE WHEN free THEN '' ELSE 'locked' END,
+       CASE WHEN free THEN 'running' ELSE 'skipped' END,
+       CASE WHEN NOT free THEN (holders -> -1 ->> 0)::bigint END,
+       %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
+       CASE WHEN NOT free THEN clock_timestamp() END,
+       pg_backend_pid()
+FROM seen"""
+_RETURNING = "RETURNING id, outcome, key, started_at, held_by_id, tableoid"
+_OPEN = f"{_SEEN} {_INSERT} {_RETURNING}, (SELECT holders::text FROM seen)"
+
+# Where skips are not recorded, the holders come back without a row. It takes a join more.
+_OPEN_IF_FREE = (
+    f"{_SEEN}, attempt AS ({_INSERT} WHERE free {_RETURNING})"
+    """
+SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
 """
+)
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
 WANTED = "(SELECT (%s)::bigint AS key, %s::boolean AS is_pair) AS wanted"
@@ -214,14 +221,18 @@ def opening(attempt: Attempt, lock: Lock) -> Sql:
     key, probe = lock.key(attempt.key), lock.probe(attempt.key)
     pair = attempt.key.is_pair
     return Sql(
-        _open_with(key.text, probe.text),
+        _opening_with(_OPEN if attempt.record_skips else _OPEN_IF_FREE, key.text, probe.text),
         [
             *(*probe.parameters, *key.parameters, pair),
             *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
             *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
-            attempt.record_skips,
         ],
     )
+
+
+@cache
+def _opening_with(template: str, key: str, probe: str) -> str:
+    return template.format(key=key, probe=probe)
 
 
 def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
@@ -230,18 +241,13 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     Raises a `RunRefused` that says what to do when the database cannot do it.
     """
     try:
-        seen, run_id, outcome, *row = fetch_all(connection, opening(attempt, lock))[0]
+        run_id, outcome, *row, seen = fetch_all(connection, opening(attempt, lock))[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     holders = _read_holders(connection, seen) if seen else []
     if run_id is None:
         return Opened(False, None, holders)
     return Opened(outcome == JobRun.Outcome.ACQUIRED, Row(run_id, *row), holders)
-
-
-@cache
-def _open_with(key: str, probe: str) -> str:
-    return _OPEN.format(key=key, probe=probe)
 
 
 def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
