@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from asgiref.sync import async_to_sync
 
 from .calls import Call
-from .capture import OutputTail
+from .capture import OutputTail, capture_logging
 from .context import RunContext, run_context
 from .exceptions import InvalidTask
 from .interrupts import Deadline
@@ -27,33 +27,27 @@ class Returned(NamedTuple):
     """The `sys.exit(0)` by which it ended, to go on outward after the commit."""
 
 
-def call_body(call: Call, tail: OutputTail, deadline: Deadline | None) -> Returned:
-    """Run the job's code, to its end if it is a coroutine.
+def call_body(call: Call, context: RunContext, tail: OutputTail, deadline: Deadline | None) -> Returned:
+    """Run the job's code, to its end if it is a coroutine; meanwhile `current_run()` is the context's run.
 
-    Raises what it raises; but `sys.exit(0)`, which is a way to succeed, is returned.
+    What it logs goes to the tail. Raises what it raises; but `sys.exit(0)`, which is a way to succeed, is returned.
     """
     pid = os.getpid()
+    outside = run_context.set(context)
     try:
-        value = call.body(tail)
-        if inspect.iscoroutine(value):
-            value = async_to_sync(_await)(value, deadline)
+        with capture_logging(tail, context.run.id):
+            value = call.body(tail)
+            if inspect.iscoroutine(value):
+                value = async_to_sync(_await)(value, deadline)
     except SystemExit as error:
         if error.code not in (None, 0) or os.getpid() != pid:
             raise
         return Returned(None, error)
+    finally:
+        run_context.reset(outside)
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise InvalidTask(f'The job "{call.job}" returned a generator, so none of its code ran.')
     return Returned(value)
-
-
-@contextmanager
-def inside(context: RunContext) -> Iterator[None]:
-    """Let `current_run()` be the context's run in the block."""
-    before = run_context.set(context)
-    try:
-        yield
-    finally:
-        run_context.reset(before)
 
 
 async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:

@@ -9,8 +9,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import IO, Any, TextIO, cast
 
 from django.core.management.base import OutputWrapper
@@ -73,6 +73,8 @@ class OutputTail:
 
     def text(self) -> str:
         """Return the tail, cleaned, under a line that says how much came before it."""
+        if not self._total:
+            return ""
         with self._lock:
             tail, total = "".join(self._chunks), self._total
         tail = tail[len(tail) - self._limit :] if len(tail) > self._limit else tail
@@ -129,11 +131,27 @@ _LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class _TailHandler(logging.Handler):
+    """Appends to a tail what is logged inside a run, for as long as it is entered."""
+
     def __init__(self, tail: OutputTail, run_id: int) -> None:
         super().__init__()
         self.tail = tail
         self._run_id = run_id
+        self._last_resort: _LastResort | None = None
         self.setFormatter(_LINE)
+
+    def __enter__(self) -> None:
+        root = logging.getLogger()
+        if root.handlers:
+            root.addHandler(self)
+        else:
+            self._last_resort = _LastResort.join(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self._last_resort is None:
+            logging.getLogger().removeHandler(self)
+        else:
+            self._last_resort.leave(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
         run = current_run()
@@ -150,10 +168,29 @@ class _TailHandler(logging.Handler):
 class _LastResort(logging.Handler):
     """Logging's last resort, which writes to stderr what nobody handles, and hands it to the runs going on as well."""
 
+    _changing = threading.Lock()
+
     def __init__(self, original: logging.Handler | None) -> None:
         super().__init__(original.level if original else logging.WARNING)
         self.original = original
         self.handlers: list[_TailHandler] = []
+
+    @classmethod
+    def join(cls, handler: _TailHandler) -> _LastResort:
+        """Hand what the last resort gets to this handler too, from now on."""
+        with cls._changing:
+            tee = logging.lastResort
+            if not isinstance(tee, cls):
+                logging.lastResort = tee = cls(tee)
+            tee.handlers.append(handler)
+        return tee
+
+    def leave(self, handler: _TailHandler) -> None:
+        """Hand it nothing any more; the last of them leaves logging as it was."""
+        with self._changing:
+            self.handlers.remove(handler)
+            if not self.handlers and logging.lastResort is self:
+                logging.lastResort = self.original
 
     def handle(self, record: logging.LogRecord) -> bool:
         if self.original:
@@ -165,42 +202,13 @@ class _LastResort(logging.Handler):
         return True
 
 
-_last_resort_lock = threading.Lock()
-
-
-@contextmanager
-def capture_logging(tail: OutputTail, run_id: int) -> Iterator[None]:
-    """Append to `tail` what is logged inside the run `run_id` and reaches the root logger.
+def capture_logging(tail: OutputTail, run_id: int) -> AbstractContextManager[None]:
+    """Append to `tail` what is logged inside the run `run_id`, and in the block, and reaches the root logger.
 
     In a project that configures no handler for that, none is added: it would take the place of logging's last resort,
     and a job's own `logging.basicConfig()` would do nothing. What the last resort gets is appended instead.
     """
-    handler, root = _TailHandler(tail, run_id), logging.getLogger()
-    if not root.handlers:
-        with _beside_last_resort(handler):
-            yield
-        return
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-
-
-@contextmanager
-def _beside_last_resort(handler: _TailHandler) -> Iterator[None]:
-    with _last_resort_lock:
-        tee = logging.lastResort
-        if not isinstance(tee, _LastResort):
-            logging.lastResort = tee = _LastResort(tee)
-        tee.handlers.append(handler)
-    try:
-        yield
-    finally:
-        with _last_resort_lock:
-            tee.handlers.remove(handler)
-            if not tee.handlers and logging.lastResort is tee:
-                logging.lastResort = tee.original
+    return _TailHandler(tail, run_id)
 
 
 class _ArgumentRepr(reprlib.Repr):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
@@ -15,6 +15,9 @@ from django.utils.dateparse import parse_datetime
 
 from . import capture
 from .exceptions import DatabaseUnavailable, HistoryNotMigrated, PermissionRefused, ReadOnlyDatabase, RunRefused
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
 
 T = TypeVar("T")
 
@@ -68,13 +71,16 @@ def read_committed(connection: BaseDatabaseWrapper) -> None:
 
 
 def send_together(connection: BaseDatabaseWrapper, statements: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
-    """Send several statements of PostgreSQL in one message; return the first row of the last one."""
-    # The driver fills the values in: the server takes them apart from the text for a single statement only.
-    text = connection.ops.compose_sql(statements, parameters)
+    """Send several statements in one message to PostgreSQL; return the first row of the last one."""
+    postgresql = cast("DatabaseWrapper", connection)
+    values: Sequence[Any] | None = parameters
+    if connection.settings_dict["OPTIONS"].get("server_side_binding"):
+        # The server takes values apart from the text for a single statement only.
+        statements, values = postgresql.ops.compose_sql(statements, parameters), None
     with connection.cursor() as cursor:
-        cursor.execute(text)
+        cursor.execute(statements, values)
         # psycopg2 goes to the last answer by itself.
-        while connection.Database.__name__ == "psycopg" and cursor.nextset():
+        while postgresql.Database.__name__ == "psycopg" and cursor.nextset():
             pass
         row: tuple[Any, ...] = cursor.fetchone()
     return row

@@ -54,15 +54,12 @@ SELECT %s, {key}, %s, %s, %s,
        pg_backend_pid()
 FROM seen"""
 _RETURNING = "RETURNING id, outcome, key, started_at, held_by_id, tableoid"
-_OPEN = f"{_SEEN} {_INSERT} {_RETURNING}, (SELECT holders::text FROM seen)"
+_OPEN = f"{_SEEN} {_INSERT} {_RETURNING}, (SELECT holders::text FROM seen)"  # noqa: S608  # of constants alone
 
-# Where skips are not recorded, the holders come back without a row. It takes a join more.
-_OPEN_IF_FREE = (
-    f"{_SEEN}, attempt AS ({_INSERT} WHERE free {_RETURNING})"
-    """
+# Where skips are not recorded, the holders come back without a row. That takes one join more.
+_OPEN_IF_FREE = f"""{_SEEN}, attempt AS ({_INSERT} WHERE free {_RETURNING})
 SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
-"""
-)
+"""  # noqa: S608  # of constants alone
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
 WANTED = "(SELECT (%s)::bigint AS key, %s::boolean AS is_pair) AS wanted"
@@ -101,7 +98,7 @@ _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 # Step 2, in one message, as each costs a way to the server and back. READ COMMITTED whatever the project's level is: a
 # stricter one would show the job the data of before the previous run's commit. The savepoint comes after the lock: a
 # database error that the job catches frees what its transaction locked since the last savepoint. It is never released,
-# since COMMIT does that too. The last statement tells whether the lock was granted, as psycopg2 keeps no other's answer.
+# since COMMIT does that too. The last statement tells whether the lock was granted: psycopg2 keeps no other answer.
 _BEGIN_RUN = f"""
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 {{acquire}};
@@ -252,7 +249,13 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
 
 def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
     holders = [
-        Holder(run_id, host, pid, from_json(connection, moment), (name or "").startswith(application_name(run_id)))
+        Holder(
+            run_id,
+            host,
+            pid,
+            from_json(connection, moment),
+            name is not None and name.startswith(application_name(run_id)),
+        )
         for run_id, host, pid, moment, name in json.loads(seen)
     ]
     return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)

@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -174,36 +174,40 @@ def _raise_pending(thread_id: int) -> None:
             _set_async_exception(thread_id, Interruption)
 
 
-@contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, in the main thread of a process that would simply die of it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
+class SigtermRaises:
+    """Raises `Terminated` on SIGTERM in its block, in the main thread of a process that would simply die of it."""
 
-    def raise_terminated(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+    _takes_over = False
 
-    signal.signal(signal.SIGTERM, raise_terminated)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._takes_over = True
+            signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def __exit__(self, *_: object) -> None:
         # Unless the job installed a handler of its own, to last.
-        if signal.getsignal(signal.SIGTERM) is raise_terminated:
+        if self._takes_over and signal.getsignal(signal.SIGTERM) is _raise_terminated:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@contextmanager
-def kept_from_children(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Let no child that is forked in the block, by whichever thread, keep the connection's socket.
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+class KeptFromChildren:
+    """Lets no child that is forked in its block, by whichever thread, keep the connection's socket.
 
     A child that outlived a killed parent would else keep the session, and with it the lock, for as long as it lives.
     """
-    _run_connections.add(connection)
-    try:
-        yield
-    finally:
-        _run_connections.discard(connection)
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        _run_connections.add(self._connection)
+
+    def __exit__(self, *_: object) -> None:
+        _run_connections.discard(self._connection)
 
 
 def _leave_run_after_fork() -> None:

@@ -220,6 +220,8 @@ def bind_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
 
     Raises `TypeError`, as the call itself would, when they do not fit the signature.
     """
+    if not (args or kwargs or signature.parameters):
+        return {}
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     arguments: dict[str, Any] = {}

@@ -15,14 +15,14 @@ from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import announcements, database, history, holders
-from .bodies import call_body, inside
+from .bodies import call_body
 from .calls import Call, Outcome
-from .capture import OutputTail, capture_logging
+from .capture import OutputTail
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .history import Attempt, Claim, Earlier, Holder, Opened, Row
-from .interrupts import Deadline, kept_from_children, sigterm_raises
+from .interrupts import Deadline, KeptFromChildren, SigtermRaises
 from .locks import Hold
 from .locks.postgres import PostgresLock
 from .models import JobRun
@@ -104,7 +104,7 @@ class Runner:
             while True:
                 try:
                     with (
-                        kept_from_children(self.connection),
+                        KeptFromChildren(self.connection),
                         transaction.atomic(using=self.call.using, durable=True),
                     ):
                         self.hold()
@@ -264,10 +264,9 @@ class Runner:
     def _run_job(self, context: RunContext) -> Any:
         """Steps 4 and 5: the job and its success mark."""
         deadline = self.deadline()
-        with sigterm_raises(), deadline or nullcontext():
+        with SigtermRaises(), deadline or nullcontext():
             try:
-                with inside(context), capture_logging(self.tail, context.run.id):
-                    value, self.exit = call_body(self.call, self.tail, deadline)
+                value, self.exit = call_body(self.call, context, self.tail, deadline)
                 if os.getpid() != self.attempt.pid:
                     raise ForkedRun(
                         f'A process that the job "{self.call.job}" forked came back out of it. End it with '

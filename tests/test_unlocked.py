@@ -186,7 +186,10 @@ class TestInATestCase:
 
     @pytest.mark.parametrize("recorded", [True, False])
     def test_a_lock_that_is_taken_after_the_probe_skips_it(self, recorded: bool) -> None:
-        with ExitStack() as stack, before_statement("SELECT pg_try_advisory_xact_lock(", lambda: stack.enter_context(hold_lock("job"))):
+        with (
+            ExitStack() as stack,
+            before_statement("SELECT pg_try_advisory_xact_lock(", lambda: stack.enter_context(hold_lock("job"))),
+        ):
             result = job(write, record_skips=recorded)()
         assert not result.ran
         assert JobRun.objects.skipped().count() == int(recorded)
