@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -35,11 +36,12 @@ def acquired(run: Run) -> None:
 
 
 def skipped(
-    attempt: Attempt, using: str, run_id: int | None, holder: Holder | None, reason: str, explanation: str
+    attempt: Attempt, using: str, run_id: int | None, holder: Holder | None, reason: str, explain: Callable[[], str]
 ) -> None:
     """Say that an attempt did not run."""
-    message = 'Job "%s" skipped%s: %s.'
-    _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), explanation)
+    if logger.isEnabledFor(logging.INFO):
+        message = 'Job "%s" skipped%s: %s.'
+        _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), explain())
     _send(
         signals.run_skipped,
         attempt.job,

@@ -126,7 +126,7 @@ class Progress:
 def fill(
     slots: Sequence[datetime],
     done: Collection[datetime],
-    run: Callable[[Request], Outcome[Any]],
+    run: Callable[[Request], Outcome],
     progress: Progress,
     *,
     force: bool = False,
@@ -159,7 +159,7 @@ def fill(
 
 
 def _run_slot(
-    slot: datetime, run: Callable[[Request], Outcome[Any]], progress: Progress, *, force: bool, keep_going: bool
+    slot: datetime, run: Callable[[Request], Outcome], progress: Progress, *, force: bool, keep_going: bool
 ) -> str:
     started: list[int] = []
     try:

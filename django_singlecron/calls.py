@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .capture import OutputTail
 from .context import RunResult
 from .keys import LockKey
 from .slots import Plan
-
-T = TypeVar("T")
 
 Body = Callable[[OutputTail], Any]
 
@@ -41,9 +38,9 @@ class Call(NamedTuple):
     """Told the run's id before it starts."""
 
 
-@dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """The result of a call, and in words why it was skipped."""
+class Outcome(NamedTuple):
+    """The result of a call."""
 
-    result: RunResult[T]
-    explanation: str = ""
+    result: RunResult[Any]
+    explain: Callable[[], str] = str
+    """Says why it was skipped."""

@@ -25,8 +25,8 @@ MAX_ERROR_MESSAGE = 10_000
 MAX_TRACEBACK = 100_000
 
 # CSI and OSC sequences (ECMA-48, sections 5.4 and 5.6) and other two-byte escapes: colours, cursor moves, titles.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_SECRET = re.compile(r"passw|secret|token|api_?key|credential|signature", re.IGNORECASE)
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
+_MASKED = r"(?i)passw|secret|token|api_?key|credential|signature"
 
 
 def clean(text: str) -> str:
@@ -34,7 +34,7 @@ def clean(text: str) -> str:
 
     Terminal escapes are removed; NUL and lone surrogates become U+FFFD and `?`.
     """
-    text = _ESCAPES.sub("", text).replace("\x00", "\ufffd")
+    text = re.sub(_ESCAPES, "", text).replace("\x00", "\ufffd")
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -237,7 +237,7 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
     parts = []
     for name, value in arguments.items():
         try:
-            text = "********" if _SECRET.search(name) and value is not None else shorten(value)
+            text = "********" if re.search(_MASKED, name) and value is not None else shorten(value)
         except Exception:
             text = f"<{type(value).__name__}, whose repr failed>"
         parts.append(f"{name}={text}")

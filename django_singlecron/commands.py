@@ -64,7 +64,7 @@ def run_handle(
     handle: Callable[[], Any],
     options: Mapping[str, Any],
     make_call: Callable[[Callable[[OutputTail], Any]], Call],
-) -> Outcome[Any]:
+) -> Outcome:
     """Run a command's `handle` as a job; when it was skipped, say so on the command's stderr.
 
     Raises `CommandError` in place of what refused the run, so that `manage.py` prints one line and exits with 1.
@@ -83,7 +83,7 @@ def run_handle(
     except (RunRefused, InvalidName) as error:
         raise CommandError(str(error)) from error
     if not outcome.result.ran and options.get("verbosity", 1) > 0:
-        notice = f"Skipped: {outcome.explanation}."
+        notice = f"Skipped: {outcome.explain()}."
         command.stderr.write(notice, command.style.NOTICE)
     return outcome
 

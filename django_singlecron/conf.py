@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ _SHOWN = (bool, int, float, str, type(None))
 _TOKEN = re.compile(r"[!-~]+")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What `SINGLECRON` holds, under the same names in lower case."""
 
     locking: bool = True
@@ -34,8 +32,14 @@ class Settings:
     """Whether jobs without `record_skips=` leave a row for each attempt that was skipped."""
     output_limit: int = 65_536
     """How many characters of a run's output the history keeps: the last ones."""
-    tokens: Sequence[str] = field(default=(), repr=False)
+    tokens: Sequence[str] = ()
     """What a request may send as `Authorization: Bearer …`; none lets only people in who are logged in."""
+
+    def __repr__(self) -> str:
+        # Without the tokens, which are secrets.
+        return (
+            f"Settings({', '.join(f'{name}={value!r}' for name, value in self._asdict().items() if name != 'tokens')})"
+        )
 
 
 class Problem(NamedTuple):
@@ -53,7 +57,7 @@ def find_problems(value: object) -> Iterator[Problem]:
             f"{SETTING} is a {type(value).__name__}, not a dict.", f'Write {SETTING} = {{"DATABASE": "default"}}.'
         )
         return
-    types: dict[str, type] = {each.name.upper(): type(each.default) for each in fields(Settings)}
+    types: dict[str, type] = {name.upper(): type(default) for name, default in Settings._field_defaults.items()}
     for key, given in value.items():
         if key not in types:
             yield Problem(f"{SETTING} has an unknown key: {shown(key)}.", f"It may hold: {', '.join(types)}.", True)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -75,13 +75,12 @@ class RunResult(Generic[T]):
         return self.ran
 
 
-@dataclass(frozen=True)
-class RunContext:
+class RunContext(NamedTuple):
     """A run and the runs that it was called from."""
 
     run: Run
     outer: RunContext | None
-    inner_attempts: list[object] = field(default_factory=list)
+    inner_attempts: list[object]
     """The rows of attempts recorded inside the run's transaction, to be written again should that roll them back."""
 
     def find(self, name: str, using: str) -> RunContext | None:

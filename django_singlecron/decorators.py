@@ -214,7 +214,7 @@ class SingletonTask(Generic[P, R]):
         bind_arguments(self._signature, args, kwargs)
         self.name_of_call(args, kwargs)
 
-    def run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Outcome[Any]:
+    def run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Outcome:
         """Run the function as a job, and wait for it if it is a coroutine function. Raises as a call."""
         # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
         from . import commands, launch
@@ -237,7 +237,7 @@ class SingletonTask(Generic[P, R]):
 
     def run_command(
         self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any], request: Request
-    ) -> Outcome[Any]:
+    ) -> Outcome:
         """Run a command's `handle(*args, **options)` as a job, and say on its stderr when it was skipped.
 
         Raises `CommandError` in place of what refused the run.

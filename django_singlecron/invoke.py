@@ -27,9 +27,9 @@ class Handled:
     command: str
     called: bool = False
     # So it stays where the command keeps the job's error to itself.
-    _outcome: Outcome[Any] = field(default_factory=lambda: Outcome(RunResult("acquired")))
+    _outcome: Outcome = field(default_factory=lambda: Outcome(RunResult("acquired")))
 
-    def outcome(self) -> Outcome[Any]:
+    def outcome(self) -> Outcome:
         """Return the outcome of a command that has ended.
 
         Raises `CommandError` when it overrides `execute()` and never called its `handle()`.
@@ -57,7 +57,7 @@ def put_under_lock(command: BaseCommand, name: str, task: SingletonTask[Any, Any
 
 def start(
     task: SingletonTask[Any, Any], request: Request, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> Outcome[Any]:
+) -> Outcome:
     """Run a task, a command through `call_command` with its output recorded only.
 
     Raises `WrongArguments` for what does not fit it; else as a call of the task.
@@ -74,7 +74,7 @@ def start(
 
 def _start_command(
     task: SingletonTask[Any, Any], command: BaseCommand, request: Request, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Outcome[Any]:
+) -> Outcome:
     handled = put_under_lock(command, cast("str", task.command_name), task, request)
     with open(os.devnull, "w") as nowhere:
         try:

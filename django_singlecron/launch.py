@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
@@ -16,7 +14,7 @@ from .transactions import in_test_case
 from .unlocked import TestCaseRunner, UnlockedRunner
 
 
-def run(call: Call) -> Outcome[Any]:
+def run(call: Call) -> Outcome:
     """Run the job unless another run of it is going on anywhere; record the attempt in either case.
 
     Raises a `RunRefused` when nothing could run; whatever the job raised, after its work is rolled back and the

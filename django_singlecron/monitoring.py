@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ class Live(NamedTuple):
     """That moment, by the database's clock."""
     holders: Mapping[tuple[int, bool], str]
     """How the session that holds a key calls itself, by the key and whether that is a pair."""
-    pids: Mapping[tuple[int, bool], int] = field(default_factory=dict)
+    pids: Mapping[tuple[int, bool], int] = {}
     """The server process of that session."""
 
     def holds(self, run: JobRun) -> bool:

@@ -84,7 +84,7 @@ class Runner:
             command=call.command,
         )
 
-    def run(self) -> Outcome[Any]:
+    def run(self) -> Outcome:
         if self.connection.in_atomic_block and self.outer:
             same = self.outer.find(self.call.job, self.call.using)
             if same is not None:
@@ -259,7 +259,7 @@ class Runner:
         if call.is_async:
             # A coroutine could not ask for it later: the connection is another thread's.
             _ = run.token
-        return RunContext(run, self.outer)
+        return RunContext(run, self.outer, [])
 
     def _run_job(self, context: RunContext) -> Any:
         """Steps 4 and 5: the job and its success mark."""
@@ -281,9 +281,9 @@ class Runner:
                     raise SlotTaken(None) from error
             except BaseException:
                 passed = deadline is not None and deadline.passed
-                cut_off = passed or is_closed(self.connection) or is_busy(self.connection)
-                # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                self.lock_was_lost = not cut_off and not go_back(self.connection)
+                if not passed and not is_busy(self.connection) and not go_back(self.connection):
+                    # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
+                    self.lock_was_lost = not is_closed(self.connection)
                 raise
         return value
 
@@ -321,7 +321,7 @@ class Runner:
                 self.call.job, self.row.id, "The calls that it skipped inside itself could not be."
             )
 
-    def _skipped(self, opened: Opened) -> Outcome[Any]:
+    def _skipped(self, opened: Opened) -> Outcome:
         if opened.row is None:
             return self._skip(None, opened.holders[0] if opened.holders else None, JobRun.SkipReason.LOCKED)
         holder = holders.plain_holder(opened.row, opened.holders)
@@ -331,12 +331,12 @@ class Runner:
             history.name_holder(self.connection, opened.row, holder)
         return self._skip(opened.row.id, holder, JobRun.SkipReason.LOCKED)
 
-    def _skipped_after_probe(self) -> Outcome[Any]:
+    def _skipped_after_probe(self) -> Outcome:
         holder = holders.find(self.connection, self.attempt, self.row)
         history.mark_skipped(self.connection, self.row, self.attempt, holder)
         return self._skip(self.row.id if self.call.record_skips else None, holder, JobRun.SkipReason.LOCKED)
 
-    def _skip_for_earlier(self, earlier: Earlier) -> Outcome[Any]:
+    def _skip_for_earlier(self, earlier: Earlier) -> Outcome:
         run_id = None
         if self.call.record_skips:
             row = history.record_attempt(
@@ -355,7 +355,7 @@ class Runner:
         announcements.rolled_back(self.call.job, self.row.id)
         return history.find_earlier(self.connection, self.call.job, cast("Claim", self.claim), except_run=self.row.id)
 
-    def _skipped_after_all(self, earlier: Earlier | None) -> Outcome[Any]:
+    def _skipped_after_all(self, earlier: Earlier | None) -> Outcome:
         """Turn the attempt into a skip; another run's success took its slot, or it came too soon after another."""
         reason = earlier.skip_reason if earlier else JobRun.SkipReason.ALREADY_RAN.value
         taker = earlier.run if earlier else None
@@ -364,7 +364,7 @@ class Runner:
         )
         return self._skip(self.row.id if self.call.record_skips else None, taker, reason)
 
-    def _skip_inside_itself(self, same: RunContext) -> Outcome[Any]:
+    def _skip_inside_itself(self, same: RunContext) -> Outcome:
         """Skip a call of the job from within itself: PostgreSQL would grant the session its own lock again."""
         holder = Holder(same.run.id, self.attempt.host, self.attempt.pid, same.run.started_at)
         if not self.call.record_skips:
@@ -380,14 +380,14 @@ class Runner:
         same.inner_attempts.append(row)
         return self._skip(row.pk, holder, JobRun.SkipReason.LOCKED)
 
-    def _skip(self, run_id: int | None, holder: Holder | None, reason: str) -> Outcome[Any]:
+    def _skip(self, run_id: int | None, holder: Holder | None, reason: str) -> Outcome:
         reason = str(reason)
-        explanation = announcements.describe_skip(reason, holder, self.slot)
-        announcements.skipped(self.attempt, self.call.using, run_id, holder, reason, explanation)
+        explain = partial(announcements.describe_skip, reason, holder, self.slot)
+        announcements.skipped(self.attempt, self.call.using, run_id, holder, reason, explain)
         result: RunResult[Any] = RunResult(
             "skipped",
             skip_reason=reason,
             held_by=holder.run_id if holder else None,
             run_id=run_id,
         )
-        return Outcome(result, explanation)
+        return Outcome(result, explain)

@@ -233,7 +233,7 @@ def test_two_hundred_megabytes_are_passed_on_and_their_tail_is_kept(db: None) ->
     output = latest().output
     assert output.startswith("[… ")
     assert output.endswith("\n9999\n")
-    assert len(output) < Settings.output_limit + 100
+    assert len(output) < Settings().output_limit + 100
 
 
 def test_print_is_kept_on_the_command_line_alone(

@@ -37,7 +37,7 @@ class Job(Protocol):
     value: Any
     """What the last run returned."""
 
-    def run(self, request: Request) -> Outcome[Any]:
+    def run(self, request: Request) -> Outcome:
         """Run it, and say on stderr when it was skipped."""
         ...
 
@@ -81,7 +81,7 @@ def fill(
 ) -> None:
     """Run a job for each of the slots that is not done, and show on the wrapper's stderr how far it is."""
 
-    def run(request: Request) -> Outcome[Any]:
+    def run(request: Request) -> Outcome:
         outcome = job.run(request)
         # Where both streams go to one file, what the job wrote stands before what is said of it.
         wrapper.stdout.flush()
@@ -105,7 +105,7 @@ class CommandJob:
         self.name = self.task.name_for(command_class)
         self.value: Any = None
 
-    def run(self, request: Request) -> Outcome[Any]:
+    def run(self, request: Request) -> Outcome:
         """Run the command from the command line, or under `call_command`, as it was asked for."""
         command = self._load()
         handled = put_under_lock(command, self._command, self.task, request)
@@ -158,7 +158,7 @@ class FunctionJob:
         message = f"{self.name} is a function, which can be given no arguments here: {why}."
         raise CommandError(message, returncode=run_arguments.WRONG_ARGUMENTS)
 
-    def run(self, request: Request) -> Outcome[Any]:
+    def run(self, request: Request) -> Outcome:
         """Run the function, and print what it returned unless that is None."""
         wrapper = self._wrapper
         try:
@@ -167,7 +167,7 @@ class FunctionJob:
             raise CommandError(str(error)) from error
         self.value = outcome.result.value
         if not outcome.result.ran and self._verbosity > 0:
-            wrapper.stderr.write(f"Skipped: {outcome.explanation}.", wrapper.style.NOTICE)
+            wrapper.stderr.write(f"Skipped: {outcome.explain()}.", wrapper.style.NOTICE)
         if self.value is not None:
             wrapper.stdout.write(str(self.value))
         return outcome

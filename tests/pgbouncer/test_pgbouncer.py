@@ -231,7 +231,9 @@ SESSION_STATE = """
 SELECT pg_backend_pid(),
        nullif(current_setting('singlecron.run', true), ''),
        (SELECT array_agg(name || '=' || setting ORDER BY name) FROM pg_settings
-        WHERE source NOT IN ('default', 'override', 'configuration file', 'command line', 'environment variable')),
+        WHERE source NOT IN ('default', 'override', 'configuration file', 'command line', 'environment variable')
+          -- A transaction's own, and always that of the present one, whatever an earlier one set it to.
+          AND name <> 'transaction_isolation'),
        (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),
        (SELECT count(*) FROM pg_prepared_statements),
        (SELECT count(*) FROM pg_cursors WHERE name <> '')

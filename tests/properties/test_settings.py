@@ -20,7 +20,7 @@ from django_singlecron.slots import FIRST_YEAR, LAST_YEAR
 from tests.properties.values import HUGE, Hostile, Timeless, anything, huge, refusal, scalars
 from tests.support_core import job
 
-KEYS = [name.upper() for name in Settings.__dataclass_fields__]
+KEYS = [name.upper() for name in Settings._fields]
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "LOCKING": st.booleans(),
     "DATABASE": st.text(),
