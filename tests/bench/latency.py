@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pglock
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from psycopg.conninfo import make_conninfo
 
-from tests.bench import jobs
+from tests.bench import jobs, processors
 from tests.bench.filling import fill_history
 from tests.bench.floor import Floor
 from tests.bench.report import Row, ratio_row
 from tests.bench.server import LARGE
-from tests.bench.timing import alternate
+from tests.bench.timing import Timings, alternate
 
 SHORT = 1_000
 BLOCK = 20
@@ -39,40 +39,43 @@ def measure_latency(url: str, *, rounds: int, long: int) -> Iterator[Row]:
 
 
 def _skips(url: str, rounds: int) -> Iterator[Row]:
-    floor = Floor(url, jobs.HELD)
+    what, floor = "skipped attempt", Floor(url, jobs.HELD)
     pglock_key = pglock.advisory(jobs.HELD).int_lock_id
+    calls = {"product": jobs.held, "floor": floor.skip, "pglock": pglock_held}
     try:
         with jobs.held_elsewhere(url), jobs.session_lock(url, pglock_key):
             with CaptureQueriesContext(connection) as queries:
                 assert not jobs.held().ran
-            timings = alternate(
-                {"product": jobs.held, "floor": floor.skip, "pglock": pglock_held}, rounds=rounds, block=BLOCK
-            )
+            yield from _compare(what, calls, rounds, 1.0)
     finally:
         floor.close()
-    product = timings.seconds("product")
-    ratio = timings.ratio("product", "floor")
-    yield ratio_row("skipped attempt", product, timings.seconds("floor"), "by hand", ratio, 1.0)
     count = len(queries)
     yield Row("statements of a skipped attempt", str(count), figure=str(count), target="exactly 1", within=count == 1)
-    ratio = timings.ratio("product", "pglock")
-    yield ratio_row("skipped attempt", product, timings.seconds("pglock"), "django-pglock, no record", ratio, None)
 
 
 def _runs(url: str, rounds: int) -> Iterator[Row]:
-    floor = Floor(url, f"{jobs.FREE}-by-hand")
+    what, floor = "recorded run", Floor(url, f"{jobs.FREE}-by-hand")
+    calls = {"product": jobs.free, "floor": floor.run, "pglock": pglock_free}
     assert jobs.free().ran
     try:
-        timings = alternate(
-            {"product": jobs.free, "floor": floor.run, "pglock": pglock_free}, rounds=rounds, block=BLOCK
-        )
+        yield from _compare(what, calls, rounds, 1.4)
     finally:
         floor.close()
+
+
+def _compare(what: str, calls: Mapping[str, Callable[[], object]], rounds: int, limit: float) -> Iterator[Row]:
+    timings = alternate(calls, rounds=rounds, block=BLOCK)
+    yield _against(timings, what, "floor", "by hand", limit)
+    yield _against(timings, what, "pglock", "django-pglock, no record", None)
+    if processors.are_parted():
+        with processors.joined():
+            timings = alternate(calls, rounds=rounds, block=BLOCK)
+        yield _against(timings, f"{what}, one processor", "floor", "by hand", None)
+
+
+def _against(timings: Timings, what: str, other: str, other_name: str, limit: float | None) -> Row:
     product = timings.seconds("product")
-    ratio = timings.ratio("product", "floor")
-    yield ratio_row("recorded run", product, timings.seconds("floor"), "by hand", ratio, 1.4)
-    ratio = timings.ratio("product", "pglock")
-    yield ratio_row("recorded run", product, timings.seconds("pglock"), "django-pglock, no record", ratio, None)
+    return ratio_row(what, product, timings.seconds(other), other_name, timings.ratio("product", other), limit)
 
 
 def _flatness(url: str, rounds: int, long: int) -> Iterator[Row]:

@@ -14,6 +14,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tests.bench import processors
+
 SMALL, LARGE = "singlecron_bench", "singlecron_bench_large"
 MAX_CONNECTIONS = 400
 
@@ -54,6 +56,7 @@ def _embedded_server() -> Iterator[str]:
         # The new limit takes a restart.
         server.cleanup()
         server = get_server(data, cleanup_mode="stop")
+        processors.part(data)
         yield server.get_uri()
     finally:
         server.cleanup()
