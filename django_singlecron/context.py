@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Run:
     """One acquired attempt, as the job sees it through `current_run()`."""
 
@@ -26,29 +24,41 @@ class Run:
     """When the attempt was made, by the database's clock."""
     using: str
     """The alias of the database that holds the lock, the history and the work."""
-    slot: datetime | None = None
+    slot: datetime | None
     """The slot that the run is for, in the job's time zone; None when the job has no slots."""
-    _draw_token: Callable[[], int] | None = field(default=None, repr=False, compare=False)
-    """Draws the token; None when the run holds no lock."""
+    token_if_drawn: int | None = None
+    """The token when the job asked for it."""
 
-    @cached_property
+    def __init__(
+        self,
+        id: int,  # noqa: A002  # what the field is called
+        name: str,
+        key: int | None,
+        started_at: datetime,
+        using: str,
+        slot: datetime | None = None,
+        draw_token: Callable[[], int] | None = None,
+    ) -> None:
+        self.id, self.name, self.key, self.started_at, self.using, self.slot = id, name, key, started_at, using, slot
+        self._draw_token = draw_token
+
+    @property
     def token(self) -> int | None:
         """A number that grows with every run of the job, for outside systems that fence; None without a lock.
 
         It is drawn from the history's sequence when it is first asked for, on the run's connection: a number that was
         drawn may cost the transaction an id of its own, which keeps vacuum from cleaning up while the job goes on.
         """
-        return None if self._draw_token is None else self._draw_token()
-
-    @property
-    def token_if_drawn(self) -> int | None:
-        """The token when the job asked for it."""
-        drawn: int | None = self.__dict__.get("token")
-        return drawn
+        if self.token_if_drawn is None and self._draw_token is not None:
+            self.token_if_drawn = self._draw_token()
+        return self.token_if_drawn
 
     def end(self, token: int | None) -> None:
         """Let the token be what the history says, now that none can be drawn under the lock any more."""
-        self.__dict__["token"] = token
+        self.token_if_drawn, self._draw_token = token, None
+
+    def __repr__(self) -> str:
+        return f"<run {self.id} of the job {self.name!r}>"
 
 
 @dataclass(frozen=True)
