@@ -13,8 +13,8 @@ from django.db import DatabaseError, transaction
 from django.dispatch import Signal
 
 from . import signals
+from .attempts import Attempt, Holder
 from .context import Run
-from .history import Attempt, Holder
 from .models import JobRun
 
 logger = logging.getLogger("django_singlecron")

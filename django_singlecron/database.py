@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
@@ -24,6 +24,13 @@ T = TypeVar("T")
 # serialization_failure and deadlock_detected, which a project's stricter default isolation level can bring about.
 TRY_AGAIN = ("40001", "40P01")
 TRIES = 5
+
+
+class Sql(NamedTuple):
+    """A piece of SQL, made of constants alone, and the values of its placeholders in order."""
+
+    text: str
+    parameters: Sequence[str | int | bool | datetime | list[int] | None] = ()
 
 
 def clock(connection: BaseDatabaseWrapper) -> datetime:
@@ -70,15 +77,29 @@ def read_committed(connection: BaseDatabaseWrapper) -> None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
-def send_together(connection: BaseDatabaseWrapper, statements: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
+    """Return a statement's rows; it is sent again where that helps."""
+
+    def fetch() -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.parameters)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+    was_open = connection.connection is not None
+    retry = reconnecting if was_open else lambda _, operation: operation()
+    return retry(connection, lambda: try_again(connection, fetch))
+
+
+def send_together(connection: BaseDatabaseWrapper, statements: Sql) -> tuple[Any, ...]:
     """Send several statements in one message to PostgreSQL; return the first row of the last one."""
     postgresql = cast("DatabaseWrapper", connection)
-    values: Sequence[Any] | None = parameters
+    arguments: tuple[Any, ...] = statements
     if connection.settings_dict["OPTIONS"].get("server_side_binding"):
         # The server takes values apart from the text for a single statement only.
-        statements, values = postgresql.ops.compose_sql(statements, parameters), None
+        arguments = (postgresql.ops.compose_sql(*statements),)
     with connection.cursor() as cursor:
-        cursor.execute(statements, values)
+        cursor.execute(*arguments)
         # psycopg2 goes to the last answer by itself.
         while postgresql.Database.__name__ == "psycopg" and cursor.nextset():
             pass

@@ -1,65 +1,25 @@
-"""The only writer of `JobRun` while jobs run: each verb is one statement, in a named constant where it is SQL."""
+"""What is written of an attempt after it was opened: each verb is one statement, in a named constant where it is SQL.
+
+With `opening`, the only writer of `JobRun` while jobs run.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable
 from functools import cache
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import capture
-from .database import aware, from_json, now, reconnecting, refusal, send_together, try_again
+from .attempts import Attempt, Claim, Earlier, Holder, Row, Texts
+from .database import Sql, aware, fetch_all, now, reconnecting, refusal, send_together, try_again
 from .exceptions import LockLost
 from .keys import LockKey
-from .locks import Lock, Sql
-from .locks.postgres import application_name
 from .models import LOST_AFTER_SECONDS, JobRun
 from .transactions import SAVEPOINT
 
 TABLE = "django_singlecron_jobrun"
-
-# Step 1, and all that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
-# trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
-# come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
-# does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
-# since the server reads all its sessions for it. The last one that is found is recorded as the holder, until more is
-# known. They are not sorted: a plan for that may walk the whole history along its primary key. The planner's time is
-# most of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
-_SEEN = """
-WITH seen AS MATERIALIZED (
-    SELECT {probe} AS free,
-           (SELECT json_agg(json_build_array(
-                       run.id, run.host, run.pid, run.started_at,
-                       CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
-                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
-            FROM django_singlecron_jobrun AS run
-            WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
-)"""
-_INSERT = """
-INSERT INTO django_singlecron_jobrun
-    (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
-     slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
-SELECT %s, {key}, %s, %s, %s,
-       CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
-       CASE WHEN free THEN '' ELSE 'locked' END,
-       CASE WHEN free THEN 'running' ELSE 'skipped' END,
-       CASE WHEN NOT free THEN (holders -> -1 ->> 0)::bigint END,
-       %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
-       CASE WHEN NOT free THEN clock_timestamp() END,
-       pg_backend_pid()
-FROM seen"""
-_RETURNING = "RETURNING id, outcome, key, started_at, held_by_id, tableoid"
-_OPEN = f"{_SEEN} {_INSERT} {_RETURNING}, (SELECT holders::text FROM seen)"  # noqa: S608  # of constants alone
-
-# Where skips are not recorded, the holders come back without a row. That takes one join more.
-_OPEN_IF_FREE = f"""{_SEEN}, attempt AS ({_INSERT} WHERE free {_RETURNING})
-SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
-"""  # noqa: S608  # of constants alone
 
 # Whether a run holds the wanted key, by what the server's lock table shows at this moment.
 WANTED = "(SELECT (%s)::bigint AS key, %s::boolean AS is_pair) AS wanted"
@@ -127,178 +87,6 @@ RETURNING token
 _SEES_TABLE = "SELECT to_regclass('django_singlecron_jobrun') = (%s)::oid"
 
 
-class Attempt(NamedTuple):
-    """What is known of an attempt before it is made."""
-
-    job: str
-    key: LockKey
-    record_skips: bool
-    arguments: str
-    host: str
-    pid: int
-    trigger: str
-    command: str
-    slot: datetime | None = None
-    """The slot that its success will take; None when it will take none."""
-    forced: bool = False
-
-
-class Holder(NamedTuple):
-    """The run that holds the lock, for messages."""
-
-    run_id: int
-    host: str
-    pid: int
-    started_at: datetime
-    is_sure: bool = False
-    """Whether its server session was seen to hold the lock."""
-
-
-class Claim(NamedTuple):
-    """What must not have happened before, for an attempt to run."""
-
-    now: datetime
-    """The moment of the attempt, by the database's clock; with a time zone."""
-    slot: datetime | None
-    """The slot, as it is stored. No run may have taken it: by its success, or by any end where there is no retry."""
-    retry: bool
-    min_interval: timedelta | None
-    """How long ago the last run must have started."""
-
-
-class Earlier(NamedTuple):
-    """An earlier run because of which an attempt is skipped."""
-
-    skip_reason: str
-    run: Holder
-
-    @property
-    def takes_slot(self) -> bool:
-        """Whether it took the slot, and did not merely run a short time ago."""
-        return self.skip_reason == JobRun.SkipReason.ALREADY_RAN
-
-
-class Row(NamedTuple):
-    """An attempt's row."""
-
-    id: int
-    key: int | None
-    started_at: datetime
-    held_by: int | None = None
-    """The run that is on record as what kept it from running."""
-    table_oid: int = 0
-    """The number by which the server knows the history's table, whatever search_path says; 0 without a lock."""
-
-
-class Opened(NamedTuple):
-    """What came of opening an attempt."""
-
-    acquired: bool
-    row: Row | None
-    """None when the attempt was skipped and skips are not recorded."""
-    holders: Sequence[Holder] = ()
-    """Runs of the key that may hold it, the newest first. More than one: some are about to find that they do not."""
-
-
-class Texts(NamedTuple):
-    """The texts that describe how a run ended."""
-
-    error_class: str = ""
-    error_message: str = ""
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Texts:
-        """Describe an error."""
-        return cls(capture.error_class(error), capture.error_message(error), capture.error_traceback(error))
-
-
-def opening(attempt: Attempt, lock: Lock) -> Sql:
-    """Return the statement that opens an attempt."""
-    key, probe = lock.key(attempt.key), lock.probe(attempt.key)
-    pair = attempt.key.is_pair
-    return Sql(
-        _opening_with(_OPEN if attempt.record_skips else _OPEN_IF_FREE, key.text, probe.text),
-        [
-            *(*probe.parameters, *key.parameters, pair),
-            *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
-            *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
-        ],
-    )
-
-
-@cache
-def _opening_with(template: str, key: str, probe: str) -> str:
-    return template.format(key=key, probe=probe)
-
-
-def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
-    """Try the lock and record the attempt, in one statement.
-
-    Raises a `RunRefused` that says what to do when the database cannot do it.
-    """
-    try:
-        run_id, outcome, *row, seen = fetch_all(connection, opening(attempt, lock))[0]
-    except Error as error:
-        raise refusal(error, attempt.job, connection.alias) from error
-    holders = _read_holders(connection, seen) if seen else []
-    if run_id is None:
-        return Opened(False, None, holders)
-    return Opened(outcome == JobRun.Outcome.ACQUIRED, Row(run_id, *row), holders)
-
-
-def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
-    holders = [
-        Holder(
-            run_id,
-            host,
-            pid,
-            from_json(connection, moment),
-            name is not None and name.startswith(application_name(run_id)),
-        )
-        for run_id, host, pid, moment, name in json.loads(seen)
-    ]
-    return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)
-
-
-def record_attempt(
-    connection: BaseDatabaseWrapper,
-    attempt: Attempt,
-    *,
-    lock: str,
-    key: int | None,
-    skip_reason: str = "",
-    held_by: int | None = None,
-) -> JobRun:
-    """Record an attempt whose outcome is known already, wherever the connection is."""
-    acquired = not skip_reason
-    row = JobRun(
-        job=attempt.job,
-        key=key,
-        key_is_pair=attempt.key.is_pair and key is not None,
-        lock=lock,
-        arguments=attempt.arguments,
-        outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
-        skip_reason=skip_reason,
-        status=JobRun.Status.RUNNING if acquired else JobRun.Status.SKIPPED,
-        held_by_id=held_by,
-        slot=attempt.slot,
-        forced=attempt.forced,
-        host=attempt.host,
-        pid=attempt.pid,
-        trigger=attempt.trigger,
-        command=attempt.command,
-        started_at=now(connection),
-        finished_at=None if acquired else now(connection),
-    )
-    try:
-        reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
-        row.refresh_from_db(using=connection.alias)
-    except Error as error:
-        raise refusal(error, attempt.job, connection.alias) from error
-    return row
-
-
 def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[tuple[str, Holder]]:
     """Mark the earlier runs of a free key that were killed as lost; return each with its job."""
     parameters = [LOST_MESSAGE, row.key, key.is_pair, row.id, LOST_AFTER_SECONDS]
@@ -313,7 +101,7 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acqui
     """
     statements = Sql(_begin_run_with(acquire.text), [*acquire.parameters, str(row.id)])
     try:
-        acquired: bool = send_together(connection, statements.text, statements.parameters)[0]
+        acquired: bool = send_together(connection, statements)[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     return acquired
@@ -510,17 +298,3 @@ def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, loc
         forced=attempt.forced,
         started_at=row.started_at,
     )
-
-
-def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
-    """Return a statement's rows; it is sent again where that helps."""
-
-    def fetch() -> list[tuple[Any, ...]]:
-        with connection.cursor() as cursor:
-            cursor.execute(statement.text, statement.parameters)
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
-
-    was_open = connection.connection is not None
-    retry = reconnecting if was_open else lambda _, operation: operation()
-    return retry(connection, lambda: try_again(connection, fetch))

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .history import HELD, WANTED, Attempt, Holder, Row, fetch_all
-from .locks import Sql
+from .attempts import Attempt, Holder, Row
+from .database import Sql, fetch_all
+from .history import HELD, WANTED
 
 # A run that started this long before an attempt, alone in reading "running", is the holder. Of younger ones, one may be
 # about to find that it lost, while the holder's row is too new to be seen by the statement that tried the lock.

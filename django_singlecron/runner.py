@@ -14,14 +14,14 @@ from typing import Any, cast
 from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import announcements, database, history, holders
+from . import announcements, database, history, holders, opening
+from .attempts import Attempt, Claim, Earlier, Holder, Opened, Row, Texts
 from .bodies import call_body
 from .calls import Call, Outcome
 from .capture import OutputTail
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
 from .exceptions import ForkedRun, InvalidSlot, LockLost
-from .history import Attempt, Claim, Earlier, Holder, Opened, Row
 from .interrupts import Deadline, KeptFromChildren, SigtermRaises
 from .locks import Hold
 from .locks.postgres import PostgresLock
@@ -177,7 +177,7 @@ class Runner:
     def open(self) -> Opened:
         """Step 1: probe the lock and record the attempt, in one statement."""
         self.refresh_connection()
-        return history.open_attempt(self.connection, self.attempt, self.lock)
+        return opening.open_attempt(self.connection, self.attempt, self.lock)
 
     def refresh_connection(self) -> None:
         """Do as Django at the start of a request: a scheduler's thread may have kept a connection that is stale now.
@@ -294,7 +294,7 @@ class Runner:
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         try:
-            texts = history.Texts.of(error)
+            texts = Texts.of(error)
             token = context.run.token_if_drawn if context else None
             if context:
                 context.run.end(token)
@@ -339,7 +339,7 @@ class Runner:
     def _skip_for_earlier(self, earlier: Earlier) -> Outcome:
         run_id = None
         if self.call.record_skips:
-            row = history.record_attempt(
+            row = opening.record_attempt(
                 self.connection,
                 self.attempt,
                 lock=self.label,
@@ -369,7 +369,7 @@ class Runner:
         holder = Holder(same.run.id, self.attempt.host, self.attempt.pid, same.run.started_at)
         if not self.call.record_skips:
             return self._skip(None, holder, JobRun.SkipReason.LOCKED)
-        row = history.record_attempt(
+        row = opening.record_attempt(
             self.connection,
             self.attempt,
             lock=self.label,

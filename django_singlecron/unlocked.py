@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from django.db import DatabaseError, transaction
 
-from . import history
+from . import history, opening
+from .attempts import Claim, Opened, Row
 from .context import Run
-from .history import Claim, Opened, Row
+from .database import Sql, fetch_all
 from .interrupts import Deadline
-from .locks import Sql
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .runner import RaceLost, Runner
@@ -35,7 +35,7 @@ class UnlockedRunner(Runner):
             'Job "%s" runs without a lock, since SINGLECRON["LOCKING"] is False. Another replica may run it as well.',
             self.call.job,
         )
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=None)
+        row = opening.record_attempt(self.connection, self.attempt, lock=self.label, key=None)
         return Opened(True, Row(row.pk, None, row.started_at))
 
     def hold(self) -> None:
@@ -75,12 +75,12 @@ class TestCaseRunner(UnlockedRunner):
         if not free and not self.call.record_skips:
             return Opened(False, None)
         skip_reason = "" if free else JobRun.SkipReason.LOCKED.value
-        row = history.record_attempt(self.connection, self.attempt, lock=self.label, key=key, skip_reason=skip_reason)
+        row = opening.record_attempt(self.connection, self.attempt, lock=self.label, key=key, skip_reason=skip_reason)
         return Opened(free, Row(row.pk, key, row.started_at))
 
     def hold(self) -> None:
         statement = self.lock.try_exclusive(self.call.key)
-        if not self._try(lambda: history.fetch_all(self.connection, statement))[0][0]:
+        if not self._try(lambda: fetch_all(self.connection, statement))[0][0]:
             raise RaceLost
         super().hold()
 

@@ -20,7 +20,7 @@ from django.test import TestCase
 
 from django_singlecron import DatabaseUnavailable, InvalidSlot, RunResult, current_run, singleton_task
 from django_singlecron.announcements import describe_skip
-from django_singlecron.history import Holder
+from django_singlecron.attempts import Holder
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock, without_locking
 

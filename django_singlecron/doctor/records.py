@@ -9,11 +9,13 @@ from importlib import import_module
 from django.db import Error, IntegrityError
 from django.db.migrations.loader import MigrationLoader
 
+from ..attempts import Attempt
 from ..database import sqlstate
-from ..history import ID_SEQUENCE, TABLE, Attempt, opening
+from ..history import ID_SEQUENCE, TABLE
 from ..keys import LockKey
 from ..locks.postgres import PostgresLock
 from ..models import JobRun, JobWatch
+from ..opening import opening_statement
 from .report import Verdict, failed, passed, warning
 from .stack import Stack, advice_on, reason_of
 
@@ -109,7 +111,7 @@ def writable(stack: Stack) -> Verdict:
     session = stack.first
     run_id, job = -1 - secrets.randbits(62), "django_singlecron.doctor"
     attempt = Attempt(job, LockKey("hashtextextended", (job,)), True, "", "", 0, "function", "")
-    statement = opening(attempt, PostgresLock())
+    statement = opening_statement(attempt, PostgresLock())
     session.begin()
     try:
         session.rows(_INSERT, [run_id, job, "running"])

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import ClassVar, NamedTuple, Protocol
 
+from ..database import Sql
 from ..keys import LockKey
-
-Parameters = Sequence[str | int | bool | datetime | list[int] | None]
-
-
-class Sql(NamedTuple):
-    """A piece of SQL, made of constants alone, and the values of its placeholders in order."""
-
-    text: str
-    parameters: Parameters = ()
 
 
 class Hold(NamedTuple):

@@ -9,8 +9,9 @@ from datetime import timedelta
 from functools import cache
 from typing import ClassVar
 
+from ..database import Sql
 from ..keys import LockKey
-from . import Hold, Sql
+from . import Hold
 
 # The argument lists of the lock functions, by algorithm. Only the pair has a key space of its own. The parentheses keep
 # a minus sign with its number: -9223372036854775808::bigint casts the number first, and that is out of range.

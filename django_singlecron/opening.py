@@ -1,0 +1,140 @@
+"""Step 1 of a run: the attempt is written into the history, by one statement that tries the lock as well."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from operator import attrgetter
+
+from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .attempts import Attempt, Holder, Opened, Row
+from .database import Sql, fetch_all, from_json, now, reconnecting, refusal
+from .locks import Lock
+from .locks.postgres import application_name
+from .models import JobRun
+
+# All that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
+# trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
+# come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
+# does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
+# since the server reads all its sessions for it. The last one that is found is recorded as the holder, until more is
+# known. They are not sorted: a plan for that may walk the whole history along its primary key. The planner's time is
+# most of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
+_SEEN = """
+WITH seen AS MATERIALIZED (
+    SELECT {probe} AS free,
+           (SELECT json_agg(json_build_array(
+                       run.id, run.host, run.pid, run.started_at,
+                       CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
+                           (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
+            FROM django_singlecron_jobrun AS run
+            WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
+)"""
+_INSERT = """
+INSERT INTO django_singlecron_jobrun
+    (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
+     slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
+SELECT %s, {key}, %s, %s, %s,
+       CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
+       CASE WHEN free THEN '' ELSE 'locked' END,
+       CASE WHEN free THEN 'running' ELSE 'skipped' END,
+       CASE WHEN NOT free THEN (holders -> -1 ->> 0)::bigint END,
+       %s::timestamptz, %s, %s, %s, %s, %s, clock_timestamp(),
+       CASE WHEN NOT free THEN clock_timestamp() END,
+       pg_backend_pid()
+FROM seen"""
+_RETURNING = "RETURNING id, outcome, key, started_at, held_by_id, tableoid"
+_OPEN = f"{_SEEN} {_INSERT} {_RETURNING}, (SELECT holders::text FROM seen)"  # noqa: S608  # of constants alone
+
+# Where skips are not recorded, the holders come back without a row. That takes one join more.
+_OPEN_IF_FREE = f"""{_SEEN}, attempt AS ({_INSERT} WHERE free {_RETURNING})
+SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
+"""  # noqa: S608  # of constants alone
+
+
+def opening_statement(attempt: Attempt, lock: Lock) -> Sql:
+    """Return the statement that opens an attempt."""
+    key, probe = lock.key(attempt.key), lock.probe(attempt.key)
+    pair = attempt.key.is_pair
+    return Sql(
+        _opening_with(_OPEN if attempt.record_skips else _OPEN_IF_FREE, key.text, probe.text),
+        [
+            *(*probe.parameters, *key.parameters, pair),
+            *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
+            *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
+        ],
+    )
+
+
+@cache
+def _opening_with(template: str, key: str, probe: str) -> str:
+    return template.format(key=key, probe=probe)
+
+
+def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
+    """Try the lock and record the attempt, in one statement.
+
+    Raises a `RunRefused` that says what to do when the database cannot do it.
+    """
+    try:
+        run_id, outcome, *row, seen = fetch_all(connection, opening_statement(attempt, lock))[0]
+    except Error as error:
+        raise refusal(error, attempt.job, connection.alias) from error
+    holders = _read_holders(connection, seen) if seen else []
+    if run_id is None:
+        return Opened(False, None, holders)
+    return Opened(outcome == JobRun.Outcome.ACQUIRED, Row(run_id, *row), holders)
+
+
+def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
+    holders = [
+        Holder(
+            run_id,
+            host,
+            pid,
+            from_json(connection, moment),
+            name is not None and name.startswith(application_name(run_id)),
+        )
+        for run_id, host, pid, moment, name in json.loads(seen)
+    ]
+    return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)
+
+
+def record_attempt(
+    connection: BaseDatabaseWrapper,
+    attempt: Attempt,
+    *,
+    lock: str,
+    key: int | None,
+    skip_reason: str = "",
+    held_by: int | None = None,
+) -> JobRun:
+    """Record an attempt whose outcome is known already, wherever the connection is."""
+    acquired = not skip_reason
+    row = JobRun(
+        job=attempt.job,
+        key=key,
+        key_is_pair=attempt.key.is_pair and key is not None,
+        lock=lock,
+        arguments=attempt.arguments,
+        outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
+        skip_reason=skip_reason,
+        status=JobRun.Status.RUNNING if acquired else JobRun.Status.SKIPPED,
+        held_by_id=held_by,
+        slot=attempt.slot,
+        forced=attempt.forced,
+        host=attempt.host,
+        pid=attempt.pid,
+        trigger=attempt.trigger,
+        command=attempt.command,
+        started_at=now(connection),
+        finished_at=None if acquired else now(connection),
+    )
+    try:
+        reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
+        row.refresh_from_db(using=connection.alias)
+    except Error as error:
+        raise refusal(error, attempt.job, connection.alias) from error
+    return row
