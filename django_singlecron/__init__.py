@@ -4,7 +4,7 @@ Importing this package imports no model, so that it may be imported while the ap
 """
 
 from .context import Run, RunResult, current_run
-from .decorators import SingletonTask, singleton_task
+from .decorators import singleton_task
 from .exceptions import (
     DatabaseUnavailable,
     ForkedRun,
@@ -22,6 +22,7 @@ from .exceptions import (
     SinglecronError,
     TransactionBroken,
 )
+from .tasks import SingletonTask
 
 __all__ = [
     "DatabaseUnavailable",

@@ -12,11 +12,11 @@ from django.db import Error
 
 from . import database, launch
 from .calls import Outcome
-from .decorators import Request, SingletonTask
 from .exceptions import InvalidSlot
 from .interrupts import Terminated
 from .models import JobRun
 from .slots import FIRST_YEAR, LAST_YEAR, UTC, slots_between
+from .tasks import Request, SingletonTask
 
 MOST_SLOTS = 100_000
 

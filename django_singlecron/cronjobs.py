@@ -22,7 +22,7 @@ from .exceptions import InvalidTask
 from .slots import make_schedule
 
 if TYPE_CHECKING:
-    from .decorators import SingletonTask
+    from .tasks import SingletonTask
 
 CALL_COMMAND = "django.core.management.call_command"
 

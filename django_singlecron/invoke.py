@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from .calls import Outcome
 from .context import RunResult
-from .decorators import Request, SingletonTask
 from .exceptions import InvalidName
+from .tasks import Request, SingletonTask
 
 
 class WrongArguments(Exception):

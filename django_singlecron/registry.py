@@ -14,7 +14,7 @@ from django.core.management import find_commands
 from django.utils.module_loading import module_has_submodule
 
 if TYPE_CHECKING:
-    from .decorators import SingletonTask
+    from .tasks import SingletonTask
 
 _tasks: dict[str, SingletonTask[Any, Any]] = {}
 

@@ -18,10 +18,10 @@ from django.db import connections
 from django.test import override_settings
 
 from .conf import SETTING, get_settings
-from .decorators import SingletonTask
 from .exceptions import InvalidTask, SinglecronError
 from .keys import KeyOption, check_key_option, check_name, make_key
 from .locks.postgres import PostgresLock
+from .tasks import SingletonTask
 
 
 class AlreadyHeld(SinglecronError):

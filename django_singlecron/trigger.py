@@ -18,9 +18,9 @@ from django.views.decorators.csrf import csrf_exempt
 
 from . import invoke, registry
 from .conf import get_settings
-from .decorators import Request, SingletonTask
 from .exceptions import DatabaseUnavailable, InvalidSlot, RunRefused
 from .interrupts import Terminated
+from .tasks import Request, SingletonTask
 from .tokens import has_valid_token
 
 logger = logging.getLogger("django_singlecron")

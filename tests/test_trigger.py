@@ -24,11 +24,11 @@ from django.urls import include, path
 
 from django_singlecron import checks, current_run, registry, singleton_task, tokens
 from django_singlecron.conf import get_settings
-from django_singlecron.decorators import Request
 from django_singlecron.exceptions import InvalidTask
 from django_singlecron.interrupts import Terminated
 from django_singlecron.invoke import start
 from django_singlecron.models import JobRun
+from django_singlecron.tasks import Request
 from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
 from tests.support.deadlines import DEADLINE

@@ -12,10 +12,10 @@ from typing import Any, get_args
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.dateparse import parse_date, parse_datetime
 
-from django_singlecron.decorators import SingletonTask
 from django_singlecron.exceptions import InvalidSlot, InvalidTask, RunRefused
 from django_singlecron.options import check_options
 from django_singlecron.slots import CalendarUnit
+from django_singlecron.tasks import SingletonTask
 
 # As argparse has it, for what it cannot find out.
 WRONG_ARGUMENTS = 2

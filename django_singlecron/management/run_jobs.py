@@ -11,9 +11,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_singlecron import backfill, registry
 from django_singlecron.calls import Outcome
-from django_singlecron.decorators import Request, SingletonTask
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
+from django_singlecron.tasks import Request, SingletonTask
 
 from . import run_arguments
 

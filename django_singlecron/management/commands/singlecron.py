@@ -9,8 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from django_singlecron import crontab
-from django_singlecron.decorators import Request
 from django_singlecron.management import run_arguments, run_jobs, singlecron_check, singlecron_doctor, singlecron_status
+from django_singlecron.tasks import Request
 
 _OTHERS = {
     "check": (singlecron_check, "Say what is wrong with the jobs. Exits with 0, 1, 2 or 3, as a Nagios plugin."),
