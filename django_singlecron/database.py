@@ -33,6 +33,9 @@ class Sql(NamedTuple):
     parameters: Sequence[str | int | bool | datetime | list[int] | None] = ()
 
 
+READ_COMMITTED = Sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
 def clock(connection: BaseDatabaseWrapper) -> datetime:
     """Return the time by the database's clock; by this process's where the database has none of its own.
 
@@ -74,7 +77,7 @@ def storable(connection: BaseDatabaseWrapper, moment: datetime) -> datetime:
 def read_committed(connection: BaseDatabaseWrapper) -> None:
     """Make the transaction that just began READ COMMITTED."""
     with connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(READ_COMMITTED.text)
 
 
 def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any, ...]]:
@@ -91,18 +94,21 @@ def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any
     return retry(connection, lambda: try_again(connection, fetch))
 
 
-def send_together(connection: BaseDatabaseWrapper, statements: Sql) -> tuple[Any, ...]:
-    """Send several statements in one message to PostgreSQL; return the first row of the last one."""
-    postgresql = cast("DatabaseWrapper", connection)
-    arguments: tuple[Any, ...] = statements
-    if connection.settings_dict["OPTIONS"].get("server_side_binding"):
-        # The server takes values apart from the text for a single statement only.
-        arguments = (postgresql.ops.compose_sql(*statements),)
+def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[Any, ...]:
+    """Send several statements to PostgreSQL, in one message if possible; return the first row of the last one."""
     with connection.cursor() as cursor:
-        cursor.execute(*arguments)
-        # psycopg2 goes to the last answer by itself.
-        while postgresql.Database.__name__ == "psycopg" and cursor.nextset():
-            pass
+        if connection.settings_dict["OPTIONS"].get("server_side_binding"):
+            # A message whose values stand apart from its text, or that is prepared, holds a single statement.
+            for statement in statements:
+                cursor.execute(*statement)
+        else:
+            cursor.execute(
+                ";\n".join(statement.text for statement in statements),
+                [value for statement in statements for value in statement.parameters],
+            )
+            # psycopg2 goes to the last answer by itself.
+            while cast("DatabaseWrapper", connection).Database.__name__ == "psycopg" and cursor.nextset():
+                pass
         row: tuple[Any, ...] = cursor.fetchone()
     return row
 

@@ -6,14 +6,13 @@ With `opening`, the only writer of `JobRun` while jobs run.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .attempts import Attempt, Claim, Earlier, Holder, Row, Texts
-from .database import Sql, aware, fetch_all, now, reconnecting, refusal, send_together, try_again
+from .database import READ_COMMITTED, Sql, aware, fetch_all, now, reconnecting, refusal, send_together, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .models import LOST_AFTER_SECONDS, JobRun
@@ -55,17 +54,6 @@ LOST_MESSAGE = (
 # Whether the session is still in the transaction in which the run took its lock.
 _HOLDS = "SELECT current_setting('singlecron.run', true) = %s"
 
-# Step 2, in one message, as each costs a way to the server and back. READ COMMITTED whatever the project's level is: a
-# stricter one would show the job the data of before the previous run's commit. The savepoint comes after the lock: a
-# database error that the job catches frees what its transaction locked since the last savepoint. It is never released,
-# since COMMIT does that too. The last statement tells whether the lock was granted: psycopg2 keeps no other answer.
-_BEGIN_RUN = f"""
-SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-{{acquire}};
-SAVEPOINT {SAVEPOINT};
-{_HOLDS}
-"""
-
 # After the lock, so that the tokens of one key grow in the order of its runs.
 ID_SEQUENCE = "'django_singlecron_jobrun_id_seq'"
 _DRAW_TOKEN = f"SELECT nextval({ID_SEQUENCE})"
@@ -99,17 +87,21 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acqui
 
     Raises a `RunRefused` that says what to do when the database cannot do it.
     """
-    statements = Sql(_begin_run_with(acquire.text), [*acquire.parameters, str(row.id)])
     try:
-        acquired: bool = send_together(connection, statements)[0]
+        acquired: bool = send_together(
+            connection,
+            # Whatever the project's level is: a stricter one shows the data of before the previous run's commit.
+            READ_COMMITTED,
+            acquire,
+            # After the lock: a database error that the job catches frees what was locked since the last savepoint.
+            # It is never released, since COMMIT does that too.
+            Sql(f"SAVEPOINT {SAVEPOINT}"),
+            # Tells whether the lock was granted: psycopg2 keeps the last statement's answer alone.
+            Sql(_HOLDS, [str(row.id)]),
+        )[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error
     return acquired
-
-
-@cache
-def _begin_run_with(acquire: str) -> str:
-    return _BEGIN_RUN.format(acquire=acquire)
 
 
 def draw_token(connection: BaseDatabaseWrapper, run_id: int) -> int:

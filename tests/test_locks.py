@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import LockLost, current_run
 from django_singlecron.keys import make_key
 from django_singlecron.locks import Hold, Lock
 from django_singlecron.locks.postgres import PostgresLock, application_name
 from django_singlecron.models import JobRun
+from django_singlecron.testing import hold_lock
 
 from .support_core import database_alias, is_free, job, real_database, session, setting, the_run, write, written
 
@@ -76,6 +78,16 @@ def test_every_kind_of_key_is_held_while_the_job_runs(option: Any, binding: str)
     assert seen["run"].key == run.key
     if isinstance(option, int):
         assert run.key == option
+
+
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 prepares no statements; with psycopg 3 this runs")
+def test_a_connection_that_prepares_every_statement() -> None:
+    with database_alias("prepared", OPTIONS={"server_side_binding": True, "prepare_threshold": 0}) as alias:
+        task = job(lambda: write(using=alias), using=alias)
+        assert [bool(task()), is_free()] == [True, True]
+        with hold_lock("job"):
+            assert not task()
+    assert written() == ["written"]
 
 
 def test_the_guards_are_set_for_the_run_and_gone_after_it() -> None:
