@@ -28,7 +28,7 @@ serve: .venv/demo
 
 test: lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest --numprocesses 2 --dist loadfile
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

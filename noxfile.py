@@ -23,7 +23,7 @@ def tests(session: nox.Session, django: str, driver: str) -> None:
     pyproject = nox.project.load_toml("pyproject.toml")
     groups = nox.project.dependency_groups(pyproject, "test", driver)
     session.install("--editable", ".", f"django=={django}.*", *groups)
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session

@@ -22,7 +22,7 @@ from .exceptions import (
     SinglecronError,
     TransactionBroken,
 )
-from .tasks import SingletonTask
+from .task import SingletonTask
 
 __all__ = [
     "DatabaseUnavailable",

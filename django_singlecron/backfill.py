@@ -16,7 +16,7 @@ from .exceptions import InvalidSlot
 from .interrupts import Terminated
 from .models import JobRun
 from .slots import FIRST_YEAR, LAST_YEAR, UTC, slots_between
-from .tasks import Request, SingletonTask
+from .task import Request, SingletonTask
 
 MOST_SLOTS = 100_000
 

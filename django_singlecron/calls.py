@@ -39,8 +39,8 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a call."""
+    """The result of a call, and in words why it was skipped."""
 
     result: RunResult[Any]
     explain: Callable[[], str] = str
-    """Says why it was skipped."""
+    """Says why it was skipped; nothing, which is what `str()` gives, when it ran."""

@@ -26,7 +26,7 @@ MAX_TRACEBACK = 100_000
 
 # CSI and OSC sequences (ECMA-48, sections 5.4 and 5.6) and other two-byte escapes: colours, cursor moves, titles.
 _ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
-_MASKED = r"(?i)passw|secret|token|api_?key|credential|signature"
+_SENSITIVE = r"(?i)passw|secret|token|api_?key|credential|signature"
 
 
 def clean(text: str) -> str:
@@ -73,6 +73,7 @@ class OutputTail:
 
     def text(self) -> str:
         """Return the tail, cleaned, under a line that says how much came before it."""
+        # Most jobs write nothing, and what cleans the text need not be compiled for them.
         if not self._total:
             return ""
         with self._lock:
@@ -168,7 +169,7 @@ class _TailHandler(logging.Handler):
 class _LastResort(logging.Handler):
     """Logging's last resort, which writes to stderr what nobody handles, and hands it to the runs going on as well."""
 
-    _changing = threading.Lock()
+    _tee_lock = threading.Lock()
 
     def __init__(self, original: logging.Handler | None) -> None:
         super().__init__(original.level if original else logging.WARNING)
@@ -178,7 +179,7 @@ class _LastResort(logging.Handler):
     @classmethod
     def join(cls, handler: _TailHandler) -> _LastResort:
         """Hand what the last resort gets to this handler too, from now on."""
-        with cls._changing:
+        with cls._tee_lock:
             tee = logging.lastResort
             if not isinstance(tee, cls):
                 logging.lastResort = tee = cls(tee)
@@ -187,7 +188,7 @@ class _LastResort(logging.Handler):
 
     def leave(self, handler: _TailHandler) -> None:
         """Hand it nothing any more; the last of them leaves logging as it was."""
-        with self._changing:
+        with self._tee_lock:
             self.handlers.remove(handler)
             if not self.handlers and logging.lastResort is self:
                 logging.lastResort = self.original
@@ -203,7 +204,7 @@ class _LastResort(logging.Handler):
 
 
 def capture_logging(tail: OutputTail, run_id: int) -> AbstractContextManager[None]:
-    """Append to `tail` what is logged inside the run `run_id`, and in the block, and reaches the root logger.
+    """In the block, append to `tail` what is logged inside the run `run_id` and reaches the root logger.
 
     In a project that configures no handler for that, none is added: it would take the place of logging's last resort,
     and a job's own `logging.basicConfig()` would do nothing. What the last resort gets is appended instead.
@@ -237,7 +238,7 @@ def describe_arguments(arguments: Mapping[str, Any]) -> str:
     parts = []
     for name, value in arguments.items():
         try:
-            text = "********" if re.search(_MASKED, name) and value is not None else shorten(value)
+            text = "********" if re.search(_SENSITIVE, name) and value is not None else shorten(value)
         except Exception:
             text = f"<{type(value).__name__}, whose repr failed>"
         parts.append(f"{name}={text}")

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from . import cronjobs, registry
 from .conf import SETTING, Settings, find_problems, get_settings
-from .tasks import SingletonTask
+from .task import SingletonTask
 
 DOCS = "https://github.com/django-singlecron/django-singlecron/blob/main/docs/checks.md"
 

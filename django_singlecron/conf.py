@@ -18,7 +18,7 @@ SETTING = "SINGLECRON"
 # The types of which an error shows the value. Of others it may hold what is not for a log: a dict of DATABASES does.
 _SHOWN = (bool, int, float, str, type(None))
 
-_TOKEN = re.compile(r"[!-~]+")
+_PRINTABLE = r"[!-~]+"
 
 
 class Settings(NamedTuple):
@@ -37,9 +37,8 @@ class Settings(NamedTuple):
 
     def __repr__(self) -> str:
         # Without the tokens, which are secrets.
-        return (
-            f"Settings({', '.join(f'{name}={value!r}' for name, value in self._asdict().items() if name != 'tokens')})"
-        )
+        told = [f"{name}={value!r}" for name, value in self._asdict().items() if name != "tokens"]
+        return f"Settings({', '.join(told)})"
 
 
 class Problem(NamedTuple):
@@ -83,7 +82,7 @@ def _described(value: object) -> str:
 
 def _are_tokens(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
-        isinstance(token, str) and _TOKEN.fullmatch(token) for token in value
+        isinstance(token, str) and re.fullmatch(_PRINTABLE, token) for token in value
     )
 
 

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
+# No dataclass: each process that starts would generate its methods.
 class Run:
     """One acquired attempt, as the job sees it through `current_run()`."""
 
@@ -39,7 +40,12 @@ class Run:
         slot: datetime | None = None,
         draw_token: Callable[[], int] | None = None,
     ) -> None:
-        self.id, self.name, self.key, self.started_at, self.using, self.slot = id, name, key, started_at, using, slot
+        self.id = id
+        self.name = name
+        self.key = key
+        self.started_at = started_at
+        self.using = using
+        self.slot = slot
         self._draw_token = draw_token
 
     @property

@@ -22,7 +22,7 @@ from .exceptions import InvalidTask
 from .slots import make_schedule
 
 if TYPE_CHECKING:
-    from .tasks import SingletonTask
+    from .task import SingletonTask
 
 CALL_COMMAND = "django.core.management.call_command"
 

@@ -1,4 +1,4 @@
-"""A statement outside a transaction: done again where that helps, and what its failure means for the user."""
+"""How statements are sent: together, and again where that helps; and what a failure means for the user."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
-    was_open = connection.connection is not None
-    retry = reconnecting if was_open else lambda _, operation: operation()
-    return retry(connection, lambda: try_again(connection, fetch))
+    def send() -> list[tuple[Any, ...]]:
+        return try_again(connection, fetch)
+
+    # One that is only opened now is not stale: should it die, another would too.
+    return send() if connection.connection is None else reconnecting(connection, send)
 
 
 def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[Any, ...]:
@@ -107,7 +109,8 @@ def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[An
                 [value for statement in statements for value in statement.parameters],
             )
             # psycopg2 goes to the last answer by itself.
-            while cast("DatabaseWrapper", connection).Database.__name__ == "psycopg" and cursor.nextset():
+            is_psycopg3 = cast("DatabaseWrapper", connection).Database.__name__ == "psycopg"
+            while is_psycopg3 and cursor.nextset():
                 pass
         row: tuple[Any, ...] = cursor.fetchone()
     return row

@@ -15,7 +15,7 @@ from .exceptions import InvalidTask
 from .keys import KeyOption
 from .options import TaskOptions, check_options
 from .slots import CalendarUnit
-from .tasks import SingletonTask
+from .task import SingletonTask
 
 P = ParamSpec("P")
 T = TypeVar("T")

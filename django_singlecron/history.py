@@ -1,6 +1,6 @@
-"""What is written of an attempt after it was opened: each verb is one statement, in a named constant where it is SQL.
+"""The history on a run's way after its attempt was opened: what is written, and what is asked of it.
 
-With `opening`, the only writer of `JobRun` while jobs run.
+SQL by hand stands in named constants. With `opening`, the only writer of `JobRun` while jobs run.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acqui
             # Whatever the project's level is: a stricter one shows the data of before the previous run's commit.
             READ_COMMITTED,
             acquire,
-            # After the lock: a database error that the job catches frees what was locked since the last savepoint.
-            # It is never released, since COMMIT does that too.
+            # After the lock, which it keeps from the job's errors.
             Sql(f"SAVEPOINT {SAVEPOINT}"),
             # Tells whether the lock was granted: psycopg2 keeps the last statement's answer alone.
             Sql(_HOLDS, [str(row.id)]),

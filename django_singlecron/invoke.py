@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from .calls import Outcome
 from .context import RunResult
 from .exceptions import InvalidName
-from .tasks import Request, SingletonTask
+from .task import Request, SingletonTask
 
 
 class WrongArguments(Exception):

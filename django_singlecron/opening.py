@@ -1,4 +1,4 @@
-"""Step 1 of a run: the attempt is written into the history, by one statement that tries the lock as well."""
+"""Step 1 of a run: the attempt is written into the history, as a rule by the one statement that also tries the lock."""
 
 from __future__ import annotations
 

@@ -37,11 +37,10 @@ class TaskOptions(NamedTuple):
 
     def plan(self) -> Plan | None:
         """Return the task's slots, in its own time zone or else the project's; None when it has none."""
-        if self.schedule is not None:
-            return make_schedule(self.schedule, self.timezone or get_default_timezone())
-        if self.once_per is not None:
-            return make_period(self.once_per, self.timezone or get_default_timezone())
-        return None
+        if self.schedule is None and self.once_per is None:
+            return None
+        zone = self.timezone or get_default_timezone()
+        return make_period(self.once_per, zone) if self.once_per else make_schedule(str(self.schedule), zone)
 
 
 def check_options(

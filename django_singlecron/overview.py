@@ -24,7 +24,7 @@ from .monitoring import Live
 from .slots import Plan, Schedule
 
 if TYPE_CHECKING:
-    from .tasks import SingletonTask
+    from .task import SingletonTask
 
 # So many of a job's newest runs are looked at when its failures in a row are counted.
 RECENT = 50

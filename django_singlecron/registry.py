@@ -14,7 +14,7 @@ from django.core.management import find_commands
 from django.utils.module_loading import module_has_submodule
 
 if TYPE_CHECKING:
-    from .tasks import SingletonTask
+    from .task import SingletonTask
 
 _tasks: dict[str, SingletonTask[Any, Any]] = {}
 

@@ -29,12 +29,12 @@ from .models import JobRun
 from .slots import slot_at
 from .transactions import (
     explain_broken_transaction,
-    go_back,
     history_out_of_sight,
     is_busy,
     is_closed,
     lock_lost,
     refuse_outer_transaction,
+    roll_back_to_savepoint,
 )
 
 # How long a run waits until it looks again what became of an older attempt.
@@ -73,6 +73,7 @@ class Runner:
         self.exit: SystemExit | None = None
         self.slot: datetime | None = None
         self.claim: Claim | None = None
+        self.context: RunContext | None = None
         self.attempt = Attempt(
             job=call.job,
             key=call.key,
@@ -97,42 +98,41 @@ class Runner:
         if not opened.acquired:
             return self._skipped(opened)
         self.row = cast("Row", opened.row)
-        context: RunContext | None = None
         try:
             if opened.holders:
                 self.mark_lost()
-            while True:
-                try:
-                    with (
-                        KeptFromChildren(self.connection),
-                        transaction.atomic(using=self.call.using, durable=True),
-                    ):
-                        self.hold()
-                        context = self._context()
-                        self._look_again()
-                        announcements.acquired(context.run)
-                        if self.call.on_acquired is not None:
-                            self.call.on_acquired(self.row.id)
-                        value = self._run_job(context)
-                    break
-                except InDoubt:
-                    # The lock is let go meanwhile: the other attempt may be about to take it.
-                    context = None
-                    time.sleep(IN_DOUBT_PAUSE_SECONDS)
-                    self.mark_lost()
+            value = self._run_under_lock()
         except RaceLost:
             return self._skipped_after_probe()
         except SlotTaken as taken:
             return self._skipped_after_all(taken.earlier or self._find_taker())
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
-            self._record_end(context, error)
+            self._record_end(error)
             raise
-        self._restore_inner_attempts(context)
-        announcements.succeeded(context.run, time.monotonic() - self.began)
+        self._restore_inner_attempts()
+        announcements.succeeded(cast("RunContext", self.context).run, time.monotonic() - self.began)
         if self.exit is not None:
             raise self.exit
         return Outcome(RunResult("acquired", value=value, run_id=self.row.id))
+
+    def _run_under_lock(self) -> Any:
+        """Steps 2 to 5; from the start again while an older attempt may have run and not said so."""
+        while True:
+            try:
+                with KeptFromChildren(self.connection), transaction.atomic(using=self.call.using, durable=True):
+                    self.hold()
+                    self.context = self._make_context()
+                    self._look_again()
+                    announcements.acquired(self.context.run)
+                    if self.call.on_acquired is not None:
+                        self.call.on_acquired(self.row.id)
+                    return self._run_job(self.context)
+            except InDoubt:
+                # The lock is let go meanwhile: the other attempt may be about to take it.
+                self.context = None
+                time.sleep(IN_DOUBT_PAUSE_SECONDS)
+                self.mark_lost()
 
     def _look_for_earlier(self) -> Earlier | None:
         """Ask the database's clock for the slot, and whether an earlier run did what this one would do.
@@ -252,7 +252,7 @@ class Runner:
             return None
         return Deadline(self.call.job, self.call.timeout, self.connection)
 
-    def _context(self) -> RunContext:
+    def _make_context(self) -> RunContext:
         slot = self.slot.astimezone(self.call.plan.zone) if self.slot and self.call.plan else None
         row, call = self.row, self.call
         run = Run(row.id, call.job, row.key, row.started_at, call.using, slot, self.draw_token())
@@ -280,14 +280,17 @@ class Runner:
                     # The unique index on the slot, which holds even where the lock did not.
                     raise SlotTaken(None) from error
             except BaseException:
-                passed = deadline is not None and deadline.passed
-                if not passed and not is_busy(self.connection) and not go_back(self.connection):
-                    # No savepoint to go back to, on a connection that works: the job ended the transaction itself.
-                    self.lock_was_lost = not is_closed(self.connection)
+                timed_out = deadline is not None and deadline.passed
+                # After its deadline, or in the middle of a statement, the connection takes no other.
+                if not timed_out and not is_busy(self.connection):
+                    rolled_back = roll_back_to_savepoint(self.connection)
+                    # No savepoint, on a connection that works: the job ended the transaction, or released what kept its
+                    # errors from the lock. Nobody knows then how long it had that.
+                    self.lock_was_lost = not rolled_back and not is_closed(self.connection)
                 raise
         return value
 
-    def _record_end(self, context: RunContext | None, error: BaseException) -> None:
+    def _record_end(self, error: BaseException) -> None:
         """Step 6: record how the run ended. Never raises, so that the job's own error comes out."""
         if os.getpid() != self.attempt.pid:
             return
@@ -295,9 +298,9 @@ class Runner:
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         try:
             texts = Texts.of(error)
-            token = context.run.token_if_drawn if context else None
-            if context:
-                context.run.end(token)
+            token = self.context.run.token_if_drawn if self.context else None
+            if self.context:
+                self.context.run.end(token)
             mark = partial(history.mark_ended, self.connection, self.row.id, status, texts, self.tail.text(), token)
             ended = mark()
             if ended is None:
@@ -306,16 +309,15 @@ class Runner:
             status = ended or status
         except Exception:
             announcements.not_recorded(self.call.job, self.row.id, 'Its end could not be; it will read "lost".')
-        if context is not None:
-            self._restore_inner_attempts(context)
+        self._restore_inner_attempts()
         announcements.ended(self.call.job, self.row.id, self.call.using, status, error, time.monotonic() - self.began)
 
-    def _restore_inner_attempts(self, context: RunContext) -> None:
+    def _restore_inner_attempts(self) -> None:
         """Write the skipped calls of the job from within itself again, where a rollback took them away."""
-        if not context.inner_attempts:
+        if self.context is None or not self.context.inner_attempts:
             return
         try:
-            history.restore(self.connection, cast("list[JobRun]", context.inner_attempts))
+            history.restore(self.connection, cast("list[JobRun]", self.context.inner_attempts))
         except Exception:
             announcements.not_recorded(
                 self.call.job, self.row.id, "The calls that it skipped inside itself could not be."

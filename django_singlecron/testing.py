@@ -21,7 +21,7 @@ from .conf import SETTING, get_settings
 from .exceptions import InvalidTask, SinglecronError
 from .keys import KeyOption, check_key_option, check_name, make_key
 from .locks.postgres import PostgresLock
-from .tasks import SingletonTask
+from .task import SingletonTask
 
 
 class AlreadyHeld(SinglecronError):

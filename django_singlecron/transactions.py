@@ -1,4 +1,4 @@
-"""The transaction that a run needs: what is refused before it, and what a job may have done to it."""
+"""The transaction that a run needs: what is refused before it, what a job may have done to it, and its savepoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .context import Run
 from .database import sqlstate
 from .exceptions import LockLost, OuterTransaction, TransactionBroken
 
-# What separates the lock, and whatever else begins a run's transaction, from the job.
+# Of the savepoint between a run's lock and its job. A database error that the job catches frees a transaction's locks
+# at once, but not those that were taken before a savepoint. COMMIT releases it.
 SAVEPOINT = "singlecron"
 
 
@@ -73,11 +74,11 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
 def set_savepoint(connection: BaseDatabaseWrapper) -> None:
     """Set a run's savepoint, where no lock comes before it."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SAVEPOINT {SAVEPOINT}")
+        cursor.execute(connection.ops.savepoint_create_sql(SAVEPOINT))
 
 
-def go_back(connection: BaseDatabaseWrapper) -> bool:
-    """Take back all that was done since a run's savepoint; False when that is gone, and its transaction with it."""
+def roll_back_to_savepoint(connection: BaseDatabaseWrapper) -> bool:
+    """Take back all that was done since a run's savepoint; False when there is none any more."""
     if not connection.in_atomic_block:
         return False
     transaction.set_rollback(False, using=connection.alias)

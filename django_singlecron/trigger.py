@@ -20,7 +20,7 @@ from . import invoke, registry
 from .conf import get_settings
 from .exceptions import DatabaseUnavailable, InvalidSlot, RunRefused
 from .interrupts import Terminated
-from .tasks import Request, SingletonTask
+from .task import Request, SingletonTask
 from .tokens import has_valid_token
 
 logger = logging.getLogger("django_singlecron")

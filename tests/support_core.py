@@ -25,7 +25,7 @@ T = TypeVar("T")
 WAIT = 10
 
 TAKES_LOCK = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
-"""How the statement begins by which a run takes its lock."""
+"""How the message begins by which a run takes its lock; `read_committed()` sends the same words without a semicolon."""
 
 # Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.
 real_database = pytest.mark.django_db(transaction=True, available_apps=["django_singlecron", "testproject.billing"])
@@ -92,6 +92,11 @@ def role(name: str, *statements: str, **options: str) -> Iterator[str]:
         finally:
             owner.execute(f"DROP OWNED BY {name}")
             owner.execute(f"DROP ROLE {name}")
+
+
+def job_names() -> list[str]:
+    """Return the jobs of all attempts, in their order."""
+    return list(JobRun.objects.order_by("id").values_list("job", flat=True))
 
 
 def job(function: Callable[..., Any], name: str = "job", **options: Any) -> SingletonTask[Any, Any]:

@@ -293,7 +293,10 @@ class TestConnection:
 def end_sleepers() -> None:
     """End the server's side of a statement whose client is gone, which it notices when it is over."""
     with session() as owner:
-        owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'")
+        owner.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE query = 'SELECT pg_sleep(60)' AND datname = current_database()"
+        )
 
 
 class TestLocksThatDoNotExclude:

@@ -442,6 +442,7 @@ class Proxy:
             while asked := client.recv(1 << 20):
                 server.sendall(asked)
                 answer = server.recv(1 << 20)
+                # The whole statement, for "READ COMMITTED" has the word too.
                 if b"COMMIT\x00" in asked and not self.cut:
                     self.cut = True
                     return

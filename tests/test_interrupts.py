@@ -182,7 +182,10 @@ def test_a_timeout_after_the_coroutine_ended_is_told_just_so() -> None:
     # The success mark waits for the row, so the timeout passes there; the record of that waits for it, too.
     locked, recording = (
         threading.Event(),
-        ("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%error_class%%'"),
+        (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%error_class%%'"
+            " AND datname = current_database()"
+        ),
     )
 
     def lock_the_row() -> None:

@@ -46,7 +46,15 @@ OPTIONS: list[Any] = [
 ]
 
 # The advisory locks that the job's own session holds, as other sessions see them.
-HELD = "SELECT array_agg(ARRAY[classid::bigint, objid::bigint, objsubid]) FROM pg_locks WHERE locktype = 'advisory'"
+IN_THIS_DATABASE = """
+FROM pg_locks
+WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+HELD = f"SELECT array_agg(ARRAY[classid::bigint, objid::bigint, objsubid]) {IN_THIS_DATABASE}"
+
+
+# The sessions of the runs that go on in the test's database.
+OF_RUNS = "FROM pg_stat_activity WHERE application_name LIKE 'singlecron/%%' AND datname = current_database()"
 
 
 def test_it_meets_the_protocol() -> None:
@@ -161,9 +169,9 @@ def test_nothing_is_set_for_the_session() -> None:
         before = {name: other.one("SELECT current_setting(%s, true)", name) for name in GUARDS}
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(statement.text, statement.parameters)
-            assert cursor.fetchone()[0] is not None
+            assert cursor.fetchone()[0] is True
         with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            cursor.execute(f"SELECT count(*) {IN_THIS_DATABASE}")
             assert cursor.fetchone() == (0,)
         assert {name: setting(name) or None for name in GUARDS} == {n: v or None for n, v in before.items()}
 
@@ -178,11 +186,7 @@ def test_others_see_the_run_by_its_name() -> None:
     seen: dict[str, Any] = {}
     with session() as other:
         job(
-            lambda: seen.update(
-                name=other.one(
-                    "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'singlecron%%'"
-                )
-            ),
+            lambda: seen.update(name=other.one(f"SELECT application_name {OF_RUNS}")),
             "nightly",
         )()
     assert seen["name"] == f"singlecron/{the_run().pk} nightly"
@@ -217,7 +221,7 @@ def test_a_run_that_lost_its_lock_has_no_token_any_more() -> None:
 
 def test_a_job_that_has_not_written_keeps_no_snapshot() -> None:
     seen: list[Any] = []
-    activity = "SELECT backend_xmin FROM pg_stat_activity WHERE application_name LIKE 'singlecron/%%'"
+    activity = f"SELECT backend_xmin {OF_RUNS}"
     with session() as other:
         for _ in range(3):
             job(lambda: seen.append(other.one(activity)))()
@@ -227,7 +231,7 @@ def test_a_job_that_has_not_written_keeps_no_snapshot() -> None:
 def test_a_job_that_has_not_written_has_no_transaction_id() -> None:
     # As a token that is drawn would give it one now and then: a sequence writes to the log for every 33rd value.
     seen: list[Any] = []
-    activity = "SELECT backend_xid FROM pg_stat_activity WHERE application_name LIKE 'singlecron/%%'"
+    activity = f"SELECT backend_xid {OF_RUNS}"
     with session() as other:
         for _ in range(66):
             job(lambda: seen.append(other.one(activity)))()

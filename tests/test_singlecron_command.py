@@ -353,6 +353,7 @@ def _lock_is_held() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
         return bool(cursor.fetchone()[0])
 

@@ -28,7 +28,7 @@ from django_singlecron.exceptions import InvalidTask
 from django_singlecron.interrupts import Terminated
 from django_singlecron.invoke import start
 from django_singlecron.models import JobRun
-from django_singlecron.tasks import Request
+from django_singlecron.task import Request
 from django_singlecron.testing import hold_lock
 from testproject.billing.models import Tenant
 from tests.support.deadlines import DEADLINE

@@ -132,7 +132,7 @@ class Session:
         return pid
 
     def acquire(self, key: LockKey) -> bool:
-        """Begin a run's transaction, by the statement that runs send: take the lock, and set the guards."""
+        """Begin a run's transaction, by the query that runs send: take the lock, and set the guards."""
         self.begin(limits=False)
         granted: bool = self.row(*_LOCK.acquire(key, _HOLD))[0]
         return granted

@@ -32,5 +32,9 @@ class Lock(Protocol):
         ...
 
     def acquire(self, key: LockKey, hold: Hold) -> Sql:
-        """A query of one row, which begins a run's transaction: its first column is whether it is granted."""
+        """A query of one row that takes the lock for a run's transaction and sets its guards.
+
+        Its first column is whether the lock is granted. Then, and only then, the setting `singlecron.run` is the run's
+        id: by that the run knows (`history.begin_run`).
+        """
         ...

@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django_singlecron.exceptions import InvalidSlot, InvalidTask, RunRefused
 from django_singlecron.options import check_options
 from django_singlecron.slots import CalendarUnit
-from django_singlecron.tasks import SingletonTask
+from django_singlecron.task import SingletonTask
 
 # As argparse has it, for what it cannot find out.
 WRONG_ARGUMENTS = 2

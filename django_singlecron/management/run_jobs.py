@@ -13,7 +13,7 @@ from django_singlecron import backfill, registry
 from django_singlecron.calls import Outcome
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
-from django_singlecron.tasks import Request, SingletonTask
+from django_singlecron.task import Request, SingletonTask
 
 from . import run_arguments
 

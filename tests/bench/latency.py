@@ -67,8 +67,8 @@ def _compare(what: str, calls: Mapping[str, Callable[[], object]], rounds: int, 
     timings = alternate(calls, rounds=rounds, block=BLOCK)
     yield _against(timings, what, "floor", "by hand", limit)
     yield _against(timings, what, "pglock", "django-pglock, no record", None)
-    if processors.are_parted():
-        with processors.joined():
+    if processors.are_separate():
+        with processors.together():
             timings = alternate(calls, rounds=rounds, block=BLOCK)
         yield _against(timings, f"{what}, one processor", "floor", "by hand", None)
 

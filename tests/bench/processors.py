@@ -13,30 +13,31 @@ from pathlib import Path
 
 # macOS and Windows have no such thing.
 _ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-_SERVERS, _CLIENTS = set(_ALL[-1:]), set(_ALL[:-1])
+_FOR_SERVER, _FOR_CLIENT = set(_ALL[-1:]), set(_ALL[:-1])
 
 
-def part(data: Path) -> None:
+def separate(data: Path) -> None:
     """Keep the server with this data directory, as far as it starts processes from now on, and this process apart.
 
-    On a machine with one processor nothing is done.
+    Until this process ends; those that it starts inherit it. Nothing is done on a machine with one processor, or whose
+    system has no such call.
     """
-    if _CLIENTS:
+    if _FOR_CLIENT:
         postmaster = int((data / "postmaster.pid").read_text().split()[0])
-        os.sched_setaffinity(postmaster, _SERVERS)
-        os.sched_setaffinity(0, _CLIENTS)
+        os.sched_setaffinity(postmaster, _FOR_SERVER)
+        os.sched_setaffinity(0, _FOR_CLIENT)
 
 
-def are_parted() -> bool:
+def are_separate() -> bool:
     """Whether the server has a processor of its own now."""
-    return bool(_CLIENTS) and os.sched_getaffinity(0) == _CLIENTS
+    return bool(_FOR_CLIENT) and os.sched_getaffinity(0) == _FOR_CLIENT
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Let this process share the server's processor in the block."""
-    os.sched_setaffinity(0, _SERVERS)
+    os.sched_setaffinity(0, _FOR_SERVER)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, _CLIENTS)
+        os.sched_setaffinity(0, _FOR_CLIENT)

@@ -56,7 +56,7 @@ def _embedded_server() -> Iterator[str]:
         # The new limit takes a restart.
         server.cleanup()
         server = get_server(data, cleanup_mode="stop")
-        processors.part(data)
+        processors.separate(data)
         yield server.get_uri()
     finally:
         server.cleanup()

@@ -17,14 +17,13 @@ class Step(Enum):
     WRITE_2 = "/* write 2 */"
     MARK = "SET status = 'succeeded'"
     RECORD = 'UPDATE "django_singlecron_jobrun"'
-    SAVEPOINT = "SAVEPOINT"
     BEGIN = "BEGIN"
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
 
 
 # Django's own, with nothing before the word.
-_BARE = (Step.SAVEPOINT, Step.BEGIN, Step.COMMIT, Step.ROLLBACK)
+_BARE = (Step.BEGIN, Step.COMMIT, Step.ROLLBACK)
 _TELLING = [step for step in Step if step not in (*_BARE, Step.CONNECT)]
 
 

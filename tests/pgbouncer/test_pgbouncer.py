@@ -234,7 +234,8 @@ SELECT pg_backend_pid(),
         WHERE source NOT IN ('default', 'override', 'configuration file', 'command line', 'environment variable')
           -- A transaction's own, and always that of the present one, whatever an earlier one set it to.
           AND name <> 'transaction_isolation'),
-       (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),
+       (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())),
        (SELECT count(*) FROM pg_prepared_statements),
        (SELECT count(*) FROM pg_cursors WHERE name <> '')
 """

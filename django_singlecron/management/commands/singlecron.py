@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from django_singlecron import crontab
 from django_singlecron.management import run_arguments, run_jobs, singlecron_check, singlecron_doctor, singlecron_status
-from django_singlecron.tasks import Request
+from django_singlecron.task import Request
 
 _OTHERS = {
     "check": (singlecron_check, "Say what is wrong with the jobs. Exits with 0, 1, 2 or 3, as a Nagios plugin."),
