@@ -81,7 +81,7 @@ class Opened(NamedTuple):
     row: Row | None
     """None when the attempt was skipped and skips are not recorded."""
     holders: Sequence[Holder] = ()
-    """Runs of the key that may hold it, the newest first. More than one: some are about to find that they do not."""
+    """Runs of the key that may hold it, the likeliest first. More than one: some are about to find that they do not."""
 
 
 class Texts(NamedTuple):

@@ -99,11 +99,8 @@ def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any
 def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[Any, ...]:
     """Send several statements to PostgreSQL, in one message if possible; return the first row of the last one."""
     with connection.cursor() as cursor:
-        if connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            # A message whose values stand apart from its text, or that is prepared, holds a single statement.
-            for statement in statements:
-                cursor.execute(*statement)
-        else:
+        if hasattr(cursor, "mogrify"):
+            # The driver puts the values into the text.
             cursor.execute(
                 ";\n".join(statement.text for statement in statements),
                 [value for statement in statements for value in statement.parameters],
@@ -112,6 +109,10 @@ def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[An
             is_psycopg3 = cast("DatabaseWrapper", connection).Database.__name__ == "psycopg"
             while is_psycopg3 and cursor.nextset():
                 pass
+        else:
+            # A message whose values stand apart from its text, or that is prepared, holds a single statement.
+            for statement in statements:
+                cursor.execute(*statement)
         row: tuple[Any, ...] = cursor.fetchone()
     return row
 

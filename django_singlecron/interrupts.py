@@ -70,8 +70,11 @@ class Deadline:
         self._seconds = timeout.total_seconds()
         self._connection = connection
         self._over = threading.Event()
+        self._watch = threading.Thread(target=self._watch_clock, name="singlecron-deadline", daemon=True)
+        self._socket: socket.socket | None = None
         self.passed = False
         self._by_signal = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGURG")
+        self._previous_handler = signal.getsignal(signal.SIGURG) if self._by_signal else None
         self._interrupt: Callable[[], object] = self._send_signal if self._by_signal else self._raise_in_thread
 
     def interrupt_with(self, interrupt: Callable[[], object]) -> None:
@@ -80,19 +83,19 @@ class Deadline:
 
     def __enter__(self) -> Self:
         self._thread_id = threading.get_ident()
-        # A descriptor of its own: the job may close the connection, and the number be used again.
-        self._socket = None if self._connection is None else own_socket(self._connection)
-        if self._socket is not None:
-            _deadline_sockets.add(self._socket)
-        if self._by_signal:
-            # The system ignores SIGURG by default, so one that arrives late harms nobody.
-            self._previous_handler = signal.signal(signal.SIGURG, self._on_signal)
-        self._watch = threading.Thread(target=self._watch_clock, name="singlecron-deadline", daemon=True)
         try:
+            if self._connection is not None:
+                # A descriptor of its own: the job may close the connection, and the number be used again.
+                self._socket = own_socket(self._connection)
+                _deadline_sockets.add(self._socket)
+            if self._by_signal:
+                # The system ignores SIGURG by default, so one that arrives late harms nobody.
+                signal.signal(signal.SIGURG, self._on_signal)
             self._watch.start()
-        except Interruption as error:
-            # It passed while its watch was starting.
+        except BaseException as error:
+            # It passed already, or a SIGTERM or Ctrl-C came.
             self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -138,7 +141,9 @@ class Deadline:
         while True:
             try:
                 self._over.set()
-                self._watch.join()
+                # One that has not begun yet, since its start was broken off, ends as soon as it does.
+                with suppress(RuntimeError):
+                    self._watch.join()
                 break
             except Interruption:
                 continue

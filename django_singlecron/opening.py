@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from operator import attrgetter
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -89,17 +88,14 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
 
 
 def _read_holders(connection: BaseDatabaseWrapper, seen: str) -> list[Holder]:
-    holders = [
-        Holder(
-            run_id,
-            host,
-            pid,
-            from_json(connection, moment),
-            name is not None and name.startswith(application_name(run_id)),
-        )
-        for run_id, host, pid, moment, name in json.loads(seen)
-    ]
-    return sorted(holders, key=attrgetter("is_sure", "run_id"), reverse=True)
+    """Return the runs that may hold the lock: the one that does, as far as that was seen, then the likelier ones."""
+    ranked = []
+    for run_id, host, pid, moment, name in json.loads(seen):
+        is_sure = name is not None and name.startswith(application_name(run_id))
+        # A session under another name hardly holds the lock for this run, unless the job renamed it.
+        rank = (is_sure, name is None, run_id)
+        ranked.append((rank, Holder(run_id, host, pid, from_json(connection, moment), is_sure)))
+    return [holder for _, holder in sorted(ranked, reverse=True)]
 
 
 def record_attempt(

@@ -28,6 +28,8 @@ from .locks.postgres import PostgresLock
 from .models import JobRun
 from .slots import slot_at
 from .transactions import (
+    OpenBlocks,
+    block_left_open,
     explain_broken_transaction,
     history_out_of_sight,
     is_busy,
@@ -264,6 +266,7 @@ class Runner:
     def _run_job(self, context: RunContext) -> Any:
         """Steps 4 and 5: the job and its success mark."""
         deadline = self.deadline()
+        blocks = OpenBlocks(self.connection)
         with SigtermRaises(), deadline or nullcontext():
             try:
                 value, self.exit = call_body(self.call, context, self.tail, deadline)
@@ -272,6 +275,8 @@ class Runner:
                         f'A process that the job "{self.call.job}" forked came back out of it. End it with '
                         "os._exit(), or use subprocess or multiprocessing."
                     )
+                if blocks.has_more():
+                    raise block_left_open(context.run)
                 try:
                     self.mark_succeeded(context.run)
                 except IntegrityError as error:
@@ -280,9 +285,12 @@ class Runner:
                     # The unique index on the slot, which holds even where the lock did not.
                     raise SlotTaken(None) from error
             except BaseException:
+                blocks.forget_more()
                 timed_out = deadline is not None and deadline.passed
                 # After its deadline, or in the middle of a statement, the connection takes no other.
                 if not timed_out and not is_busy(self.connection):
+                    # Should the way back be broken off, nobody knows what was committed.
+                    self.lock_was_lost = True
                     rolled_back = roll_back_to_savepoint(self.connection)
                     # No savepoint, on a connection that works: the job ended the transaction, or released what kept its
                     # errors from the lock. Nobody knows then how long it had that.

@@ -77,6 +77,12 @@ def set_savepoint(connection: BaseDatabaseWrapper) -> None:
         cursor.execute(connection.ops.savepoint_create_sql(SAVEPOINT))
 
 
+def renew_savepoint(connection: BaseDatabaseWrapper) -> None:
+    """Release a run's savepoint and set it again. Raises `DatabaseError` when it is gone with its transaction."""
+    transaction.savepoint_commit(SAVEPOINT, using=connection.alias)
+    set_savepoint(connection)
+
+
 def roll_back_to_savepoint(connection: BaseDatabaseWrapper) -> bool:
     """Take back all that was done since a run's savepoint; False when there is none any more."""
     if not connection.in_atomic_block:
@@ -89,6 +95,30 @@ def roll_back_to_savepoint(connection: BaseDatabaseWrapper) -> bool:
     finally:
         transaction.set_rollback(True, using=connection.alias)
     return True
+
+
+class OpenBlocks:
+    """The `atomic()` blocks that a connection is in."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._blocks, self._savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
+
+    def has_more(self) -> bool:
+        """Whether more are open now."""
+        return len(self._connection.atomic_blocks) > self._blocks
+
+    def forget_more(self) -> None:
+        """Let Django take the run's own block for the innermost again: it would else leave the transaction open."""
+        del self._connection.atomic_blocks[self._blocks :], self._connection.savepoint_ids[self._savepoints :]
+
+
+def block_left_open(run: Run) -> TransactionBroken:
+    """Return the error of a run that did not come to the end of an `atomic()` block of its own."""
+    return TransactionBroken(
+        f'The job "{run.name}" left a transaction.atomic() block open, as a generator does that is not used up, so its '
+        "work cannot be committed. Close such a generator, or let it return a list."
+    )
 
 
 def lock_lost(run: Run, how: str) -> LockLost:

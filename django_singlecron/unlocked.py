@@ -17,7 +17,7 @@ from .interrupts import Deadline
 from .locks.postgres import PostgresLock
 from .models import JobRun
 from .runner import RaceLost, Runner
-from .transactions import explain_broken_transaction, set_savepoint
+from .transactions import explain_broken_transaction, lock_lost, renew_savepoint, set_savepoint
 
 T = TypeVar("T")
 
@@ -48,6 +48,11 @@ class UnlockedRunner(Runner):
         return None
 
     def mark_succeeded(self, run: Run) -> None:
+        try:
+            renew_savepoint(self.connection)
+        except DatabaseError as error:
+            explain_broken_transaction(run, error)
+            raise lock_lost(run, "closed its database connection or sent a raw COMMIT or ROLLBACK") from error
         try:
             history.mark_succeeded_unlocked(self.connection, run.id, self.tail.text(), run.token)
         except DatabaseError as error:

@@ -479,6 +479,24 @@ def test_a_commit_whose_answer_got_lost_is_recorded_as_what_it_was() -> None:
     assert written() == ["written"]
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_holder_is_named_beside_a_younger_attempt_that_is_about_to_lose(recorded: bool) -> None:
+    insert = """
+        INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at, backend_pid)
+        SELECT 'job', hashtextextended('job', 0), 'acquired', 'running', 'elsewhere', 1, 'function',
+               clock_timestamp() - %s * interval '1 second', pg_backend_pid()
+        RETURNING id
+    """
+    with session() as holding, session() as losing:
+        holder, loser = holding.one(insert, 5), losing.one(insert, 0)
+        holding.connection.set_autocommit(False)
+        holding.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+        holding.execute("SELECT set_config('application_name', %s, true)", f"singlecron/{holder} job")
+        result = job(write, record_skips=recorded)()
+        holding.connection.rollback()
+    assert (result.held_by, loser > holder) == (holder, True)
+
+
 # Attempts that the server wants to be made again
 
 

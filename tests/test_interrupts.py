@@ -20,7 +20,7 @@ import pytest
 from django.db import DatabaseError, connection
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
-from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run
+from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run, interrupts
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired
@@ -383,6 +383,40 @@ def test_an_interruption_says_what_it_is() -> None:
 
 
 # SIGTERM
+
+
+def test_sigterm_as_a_timeout_begins_to_run_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_and_terminate(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "singlecron-deadline":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGURG)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_and_terminate)
+        with pytest.raises(Terminated):
+            job(write, timeout=SHORT)()
+    assert signal.getsignal(signal.SIGURG) == before
+    assert "singlecron-deadline" not in [thread.name for thread in threading.enumerate()]
+    assert interrupts._deadline_sockets == set()
+    assert the_run().status == "failed"
+    assert is_free()
+
+
+def test_a_timeout_whose_watch_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = signal.getsignal(signal.SIGURG)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job(write, timeout=SHORT)()
+    assert signal.getsignal(signal.SIGURG) == before
+    assert interrupts._deadline_sockets == set()
+    assert the_run().status == "failed"
 
 
 def test_sigterm_ends_the_job_as_an_exit_with_143() -> None:

@@ -98,6 +98,15 @@ def test_a_connection_that_prepares_every_statement() -> None:
     assert written() == ["written"]
 
 
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 has no such cursor; with psycopg 3 this runs")
+def test_a_cursor_of_the_projects_own_that_binds_on_the_server() -> None:
+    from django.db.backends.postgresql.base import ServerBindingCursor
+
+    with database_alias("own", OPTIONS={"cursor_factory": ServerBindingCursor}) as alias:
+        assert job(lambda: write(using=alias), using=alias)()
+    assert written() == ["written"]
+
+
 def test_the_guards_are_set_for_the_run_and_gone_after_it() -> None:
     connection.pg_version >= 170000 or pytest.skip("transaction_timeout came with PostgreSQL 17")
     seen: dict[str, Any] = {}

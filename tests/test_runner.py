@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +44,7 @@ from tests.support.deadlines import wait_until
 from .support.threads import in_thread
 from .support_core import (
     TAKES_LOCK,
+    before_statement,
     database_alias,
     is_free,
     job,
@@ -423,6 +424,48 @@ def test_going_back_to_the_runs_own_savepoint_undoes_the_work_and_keeps_the_lock
 
     assert job(go_back)()
     assert written() == []
+    assert is_free()
+
+
+@pytest.mark.parametrize("then", ["raise", "return"])
+def test_a_block_that_the_job_left_open_is_rolled_back_and_frees_the_lock(then: str) -> None:
+    kept: list[Iterator[int]] = []
+
+    def rows() -> Iterator[int]:
+        with transaction.atomic():
+            yield 1
+
+    def leave() -> None:
+        kept.append(rows())
+        next(kept[0])
+        write()
+        if then == "raise":
+            raise ValueError("its own")
+
+    with pytest.raises(ValueError if then == "raise" else TransactionBroken, match=r"its own|left .* block open"):
+        job(leave)()
+    assert the_run().status == "failed"
+    assert not connection.in_atomic_block
+    assert written() == []
+    assert is_free()
+    kept.clear()
+    assert job(write, "next")()
+    assert written() == ["written"]
+
+
+def test_a_way_back_that_is_broken_off_reads_lost_since_nobody_knows_what_was_committed() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def commit() -> None:
+        write()
+        sql("COMMIT")
+        raise ValueError
+
+    with before_statement("ROLLBACK TO SAVEPOINT", interrupt), pytest.raises(KeyboardInterrupt):
+        job(commit)()
+    assert the_run().status == "lost"
+    assert written() == ["written"]
     assert is_free()
 
 

@@ -13,6 +13,7 @@ from django.db import IntegrityError, connection, connections, transaction
 
 from django_singlecron import (
     HistoryNotMigrated,
+    LockLost,
     OuterTransaction,
     RunRefused,
     RunTimedOut,
@@ -28,6 +29,7 @@ from .support_core import (
     job,
     real_database,
     session,
+    sql,
     sqlite,
     the_run,
     trigger,
@@ -82,6 +84,18 @@ class TestWithoutLocking:
             job(carry_on)()
         assert the_run().status == "failed"
 
+    @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN"])
+    def test_a_transaction_that_the_job_ended_is_never_green(self, statement: str) -> None:
+        def end() -> None:
+            write("before")
+            sql(statement)
+            write("after")
+
+        with pytest.raises(LockLost, match="sent a raw COMMIT or ROLLBACK"):
+            job(end)()
+        assert the_run().status == "lost"
+        assert written() == (["before"] if statement.startswith("COMMIT") else [])
+
     def test_a_mark_that_cannot_be_written_fails_the_run(self) -> None:
         body = "IF new.status = 'succeeded' THEN RAISE 'disk full'; END IF; RETURN new;"
         with trigger("BEFORE UPDATE", body), pytest.raises(Exception, match="disk full"):
@@ -130,6 +144,18 @@ class TestOnSQLite:
             assert rows == [("none", "succeeded"), ("none", "failed")]
             assert written(alias) == ["written"]
             assert [run.status for run in JobRun.objects.using(alias).latest_per_job()] == ["failed"]
+
+    def test_a_transaction_that_the_job_ended_is_never_green(self, tmp_path: Path) -> None:
+        def end() -> None:
+            write(using=alias)
+            with connections[alias].cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+        with sqlite(tmp_path) as alias:
+            with pytest.raises(LockLost):
+                job(end, using=alias)()
+            assert written(alias) == []
+            assert [run.status for run in JobRun.objects.using(alias)] == ["lost"]
 
     def test_a_history_that_is_not_migrated(self, tmp_path: Path) -> None:
         with sqlite(tmp_path, migrated=False) as alias, pytest.raises(HistoryNotMigrated, match="--database lite"):
