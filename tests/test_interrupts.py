@@ -390,8 +390,7 @@ def test_sigterm_as_a_timeout_begins_to_run_leaves_nothing_of_it(monkeypatch: py
 
     def start_and_terminate(thread: threading.Thread) -> None:
         start(thread)
-        if thread.name == "singlecron-deadline":
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGURG)
     with monkeypatch.context() as patched:
