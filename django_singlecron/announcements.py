@@ -40,6 +40,7 @@ def skipped(
 ) -> None:
     """Say that an attempt did not run."""
     if logger.isEnabledFor(logging.INFO):
+        # The explanation is made only where it is read.
         message = 'Job "%s" skipped%s: %s.'
         _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), explain())
     _send(
