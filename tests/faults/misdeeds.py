@@ -10,7 +10,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.db import DatabaseError, connection, connections, transaction
@@ -149,6 +149,20 @@ def roll_back_by_the_driver() -> None:
 
 def release_the_runs_savepoint() -> None:
     sql("RELEASE SAVEPOINT singlecron")
+
+
+def leave_a_block_open() -> None:
+    blocks.append(open_a_block())
+    next(blocks[-1])
+
+
+def open_a_block() -> Iterator[None]:
+    with transaction.atomic():
+        yield
+
+
+# They outlive the job.
+blocks: list[Iterator[None]] = []
 
 
 def django_commit() -> None:

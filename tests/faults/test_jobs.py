@@ -109,6 +109,13 @@ class TestErrorsOfTheDatabase:
 
 class TestTheTransaction:
     @at_each_moment
+    @pytest.mark.parametrize("act", [deed("leaves a block open", "leave_a_block_open")])
+    def test_a_block_that_is_left_open_fails_the_run(self, case: Case, point: str, act: list[Any]) -> None:
+        assert assert_failed(start(case, point, act), "TransactionBroken").status == "failed"
+        assert case.attempt(direct=True).result().outcome == "acquired"
+        case.check()
+
+    @at_each_moment
     @pytest.mark.parametrize(
         "act",
         [
