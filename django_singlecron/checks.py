@@ -13,7 +13,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
@@ -220,7 +220,6 @@ def _is_postgresql(alias: str) -> bool:
     return connections[alias].vendor == "postgresql"
 
 
-@register()
 def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check the setting, and with it the tasks and their databases when it can be read."""
     found = list(check_setting(getattr(django_settings, SETTING, {})))
@@ -245,7 +244,6 @@ def run_checks(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
     ]
 
 
-@register(Tags.database)
 def run_database_checks(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the history is there, in the databases that Django was told to check."""
     if sys.argv[1:2] == ["migrate"]:

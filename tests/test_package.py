@@ -14,7 +14,7 @@ from tests.commandline.driver import ROOT, environment
 
 IMPORTS = """
 import json, sys
-import django_singlecron
+from django_singlecron import *
 print(json.dumps([name for name in sys.modules if name.startswith(("django.contrib", "django_singlecron"))]))
 """
 
@@ -60,6 +60,12 @@ def test_the_package_may_be_imported_before_django_is_set_up() -> None:
     imported = json.loads(done.stdout)
     assert "django_singlecron.decorators" in imported
     assert not {"django_singlecron.models", "django_singlecron.runner"} & set(imported)
+
+
+def test_its_names_are_listed_and_no_others_are_had() -> None:
+    assert set(django_singlecron.__all__) <= set(dir(django_singlecron))
+    with pytest.raises(AttributeError, match="has no attribute 'singleton'"):
+        _ = django_singlecron.singleton  # type: ignore[attr-defined]
 
 
 @pytest.mark.django_db
