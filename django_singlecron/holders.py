@@ -13,8 +13,12 @@ from .database import Sql, fetch_all
 from .history import HELD, WANTED
 
 # A run that started this long before an attempt, alone in reading "running", is the holder. Of younger ones, one may be
-# about to find that it lost, while the holder's row is too new to be seen by the statement that tried the lock.
-PLAIN_AFTER = timedelta(seconds=1)
+# about to find that it lost, which takes a busy machine seconds, while the holder's row is too new to be seen by the
+# statement that tried the lock. That statement looks at the sessions of those.
+PLAIN_AFTER = timedelta(seconds=10)
+
+# For so long a run may hold its lock after its end was written, while it commits.
+COMMIT_TAKES = timedelta(seconds=1)
 
 # Where one attempt's trial made another's fail, it takes a moment until one of them holds the lock: about a second is
 # waited for that, ever more patiently.
@@ -82,8 +86,7 @@ def find(
         time.sleep(pause)
     if len(candidates) == 1:
         return candidates[0]
-    # A run holds its lock for a moment more after its end is written, while it commits.
-    return _find_ended(connection, attempt, row, candidates, since=row.started_at - PLAIN_AFTER)
+    return _find_ended(connection, attempt, row, candidates, since=row.started_at - COMMIT_TAKES)
 
 
 def _find_ended(

@@ -26,7 +26,7 @@ WITH seen AS MATERIALIZED (
     SELECT {probe} AS free,
            (SELECT json_agg(json_build_array(
                        run.id, run.host, run.pid, run.started_at,
-                       CASE WHEN run.started_at > clock_timestamp() - interval '1 second' THEN
+                       CASE WHEN run.started_at > clock_timestamp() - interval '10 seconds' THEN
                            (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
             FROM django_singlecron_jobrun AS run
             WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
