@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_singlecron import RunResult, TransactionBroken
 from django_singlecron.history import LOST_MESSAGE
@@ -477,6 +478,24 @@ def test_a_commit_whose_answer_got_lost_is_recorded_as_what_it_was() -> None:
     assert row.status == "succeeded"
     assert row.error_class == "django.db.utils.OperationalError"
     assert written() == ["written"]
+
+
+def test_a_holder_that_began_long_ago_is_named_without_another_look() -> None:
+    insert = """
+        INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at)
+        SELECT 'job', hashtextextended('job', 0), 'acquired', 'running', 'elsewhere', 1, 'function',
+               clock_timestamp() - interval '1 minute'
+        RETURNING id
+    """
+    with session() as holding:
+        holder = holding.one(insert)
+        holding.connection.set_autocommit(False)
+        holding.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+        connection.ensure_connection()
+        with CaptureQueriesContext(connection) as queries:
+            result = job(write)()
+        holding.connection.rollback()
+    assert (result.held_by, len(queries)) == (holder, 1)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
