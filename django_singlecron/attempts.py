@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import capture
 from .keys import LockKey
@@ -25,6 +25,10 @@ class Attempt(NamedTuple):
     slot: datetime | None = None
     """The slot that its success will take; None when it will take none."""
     forced: bool = False
+
+    def columns(self) -> dict[str, Any]:
+        """Return what its row says of it, whatever became of it and under whichever lock."""
+        return {name: value for name, value in self._asdict().items() if name not in ("key", "record_skips")}
 
 
 class Holder(NamedTuple):

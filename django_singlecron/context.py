@@ -32,7 +32,7 @@ class Run:
 
     def __init__(
         self,
-        id: int,  # noqa: A002  # what the field is called
+        run_id: int,
         name: str,
         key: int | None,
         started_at: datetime,
@@ -40,7 +40,7 @@ class Run:
         slot: datetime | None = None,
         draw_token: Callable[[], int] | None = None,
     ) -> None:
-        self.id = id
+        self.id = run_id
         self.name = name
         self.key = key
         self.started_at = started_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, InterfaceError, OperationalError, transaction
@@ -15,9 +15,6 @@ from django.utils.dateparse import parse_datetime
 
 from . import capture
 from .exceptions import DatabaseUnavailable, HistoryNotMigrated, PermissionRefused, ReadOnlyDatabase, RunRefused
-
-if TYPE_CHECKING:
-    from django.db.backends.postgresql.base import DatabaseWrapper
 
 T = TypeVar("T")
 
@@ -98,6 +95,9 @@ def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any
 
 def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[Any, ...]:
     """Send several statements to PostgreSQL, in one message if possible; return the first row of the last one."""
+    # The driver is there where the database is PostgreSQL.
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
     with connection.cursor() as cursor:
         if hasattr(cursor, "mogrify"):
             # The driver puts the values into the text.
@@ -106,7 +106,6 @@ def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[An
                 [value for statement in statements for value in statement.parameters],
             )
             # psycopg2 goes to the last answer by itself.
-            is_psycopg3 = cast("DatabaseWrapper", connection).Database.__name__ == "psycopg"
             while is_psycopg3 and cursor.nextset():
                 pass
         else:

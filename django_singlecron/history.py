@@ -273,19 +273,12 @@ def restore(connection: BaseDatabaseWrapper, rows: Iterable[JobRun]) -> None:
 def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, lock: str) -> None:
     """Write the row of a run anew, when somebody deleted it while the job ran."""
     JobRun.objects.using(connection.alias).create(
+        **attempt.columns(),
         pk=row.id,
-        job=attempt.job,
         key=row.key,
         key_is_pair=attempt.key.is_pair,
         lock=lock,
-        arguments=attempt.arguments,
         outcome=JobRun.Outcome.ACQUIRED,
         status=JobRun.Status.RUNNING,
-        host=attempt.host,
-        pid=attempt.pid,
-        trigger=attempt.trigger,
-        command=attempt.command,
-        slot=attempt.slot,
-        forced=attempt.forced,
         started_at=row.started_at,
     )

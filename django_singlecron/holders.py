@@ -11,11 +11,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .attempts import Attempt, Holder, Row
 from .database import Sql, fetch_all
 from .history import HELD, WANTED
+from .models import LOST_AFTER_SECONDS
 
 # A run that started this long before an attempt, alone in reading "running", is the holder. Of younger ones, one may be
-# about to find that it lost, which takes a busy machine seconds, while the holder's row is too new to be seen by the
-# statement that tried the lock. That statement looks at the sessions of those.
-PLAIN_AFTER = timedelta(seconds=10)
+# about to find that it lost, while the holder's row is too new to be seen by the statement that tried the lock.
+PLAIN_AFTER = timedelta(seconds=LOST_AFTER_SECONDS)
 
 # For so long a run may hold its lock after its end was written, while it commits.
 COMMIT_TAKES = timedelta(seconds=1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # An attempt between its probe and its lock still reads "running" with no lock held. One that is older was killed,
 # or was stopped so long that its own last word will come later, and puts the record right. Likewise one that began in
-# the future: the server's clock was set back since.
+# the future: the server's clock was set back since. Until then it is in doubt, too, whether it holds the lock.
 LOST_AFTER_SECONDS = 10
 
 # DISTINCT ON would read every row; this walks from job to job along the index on (job, id). Ordered by both, since with

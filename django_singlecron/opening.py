@@ -12,21 +12,21 @@ from .attempts import Attempt, Holder, Opened, Row
 from .database import Sql, fetch_all, from_json, now, reconnecting, refusal
 from .locks import Lock
 from .locks.postgres import application_name
-from .models import JobRun
+from .models import LOST_AFTER_SECONDS, JobRun
 
-# All that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the
-# trial showed. It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key
-# come back, as JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it
-# does from the lock to the commit; others may be about to find that they lost. Only of young ones is that looked at,
-# since the server reads all its sessions for it. The last one that is found is recorded as the holder, until more is
-# known. They are not sorted: a plan for that may walk the whole history along its primary key. The planner's time is
-# most of the statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
+# All that a loser sends unless it is in doubt who holds the lock: try, and record the attempt as what the trial showed.
+# It stands alone in its transaction, so the lock is let go at its end. The runs that may hold the key come back, as
+# JSON. Of those that read "running", one is sure to hold it whose server session bears its number, as it does from the
+# lock to the commit; others may be about to find that they lost. Only of young ones is that looked at, since the server
+# reads all its sessions for it. The last one that is found is recorded as the holder, until more is known. They are not
+# sorted: a plan for that may walk the whole history along its primary key. The planner's time is most of the
+# statement's cost, since a cron process sends it once, and each subquery and each join adds to that.
 _SEEN = """
 WITH seen AS MATERIALIZED (
     SELECT {probe} AS free,
            (SELECT json_agg(json_build_array(
                        run.id, run.host, run.pid, run.started_at,
-                       CASE WHEN run.started_at > clock_timestamp() - interval '10 seconds' THEN
+                       CASE WHEN run.started_at > clock_timestamp() - interval '{young} seconds' THEN
                            (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
             FROM django_singlecron_jobrun AS run
             WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
@@ -69,7 +69,7 @@ def opening_statement(attempt: Attempt, lock: Lock) -> Sql:
 
 @cache
 def _opening_with(template: str, key: str, probe: str) -> str:
-    return template.format(key=key, probe=probe)
+    return template.format(key=key, probe=probe, young=LOST_AFTER_SECONDS)
 
 
 def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:
@@ -110,21 +110,14 @@ def record_attempt(
     """Record an attempt whose outcome is known already, wherever the connection is."""
     acquired = not skip_reason
     row = JobRun(
-        job=attempt.job,
+        **attempt.columns(),
         key=key,
         key_is_pair=attempt.key.is_pair and key is not None,
         lock=lock,
-        arguments=attempt.arguments,
         outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
         skip_reason=skip_reason,
         status=JobRun.Status.RUNNING if acquired else JobRun.Status.SKIPPED,
         held_by_id=held_by,
-        slot=attempt.slot,
-        forced=attempt.forced,
-        host=attempt.host,
-        pid=attempt.pid,
-        trigger=attempt.trigger,
-        command=attempt.command,
         started_at=now(connection),
         finished_at=None if acquired else now(connection),
     )

@@ -199,7 +199,7 @@ def public(kind: type) -> list[str]:
         ("exceptions", ERRORS),
         ("signals", [name for name in vars(signals) if name.startswith("run_")]),
         ("results", [*parameters(RunResult), "ran"]),
-        ("runs", [*(name for name in parameters(Run) if name != "draw_token"), "token"]),
+        ("runs", [*(name for name in Run.__annotations__ if name != "token_if_drawn"), "token"]),
         ("fields", [field.name for field in JobRun._meta.concrete_fields]),
         ("querysets", public(JobRunQuerySet)),
     ],

@@ -480,40 +480,50 @@ def test_a_commit_whose_answer_got_lost_is_recorded_as_what_it_was() -> None:
     assert written() == ["written"]
 
 
+@contextmanager
+def running(seconds: float) -> Iterator[tuple[Session, int]]:
+    """A session with an attempt that it made so many seconds ago and that reads "running"; no lock yet."""
+    with session() as other:
+        run_id = other.one(
+            "INSERT INTO django_singlecron_jobrun"
+            " (job, key, outcome, status, host, pid, trigger, started_at, backend_pid)"
+            " SELECT 'job', hashtextextended('job', 0), 'acquired', 'running', 'elsewhere', 1, 'function',"
+            " clock_timestamp() - %s * interval '1 second', pg_backend_pid() RETURNING id",
+            seconds,
+        )
+        other.connection.set_autocommit(False)
+        yield other, run_id
+        other.connection.rollback()
+
+
+def take_lock(other: Session, name: str) -> None:
+    assert other.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+    other.execute("SELECT set_config('application_name', %s, true)", name)
+
+
 def test_a_holder_that_began_long_ago_is_named_without_another_look() -> None:
-    insert = """
-        INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at)
-        SELECT 'job', hashtextextended('job', 0), 'acquired', 'running', 'elsewhere', 1, 'function',
-               clock_timestamp() - interval '1 minute'
-        RETURNING id
-    """
-    with session() as holding:
-        holder = holding.one(insert)
-        holding.connection.set_autocommit(False)
-        holding.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+    with running(60) as (holding, holder):
+        take_lock(holding, "of its own")
         connection.ensure_connection()
         with CaptureQueriesContext(connection) as queries:
             result = job(write)()
-        holding.connection.rollback()
     assert (result.held_by, len(queries)) == (holder, 1)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_the_holder_is_named_beside_a_younger_attempt_that_is_about_to_lose(recorded: bool) -> None:
-    insert = """
-        INSERT INTO django_singlecron_jobrun (job, key, outcome, status, host, pid, trigger, started_at, backend_pid)
-        SELECT 'job', hashtextextended('job', 0), 'acquired', 'running', 'elsewhere', 1, 'function',
-               clock_timestamp() - %s * interval '1 second', pg_backend_pid()
-        RETURNING id
-    """
-    with session() as holding, session() as losing:
-        holder, loser = holding.one(insert, 5), losing.one(insert, 0)
-        holding.connection.set_autocommit(False)
-        holding.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
-        holding.execute("SELECT set_config('application_name', %s, true)", f"singlecron/{holder} job")
-        result = job(write, record_skips=recorded)()
-        holding.connection.rollback()
-    assert (result.held_by, loser > holder) == (holder, True)
+    with running(5) as (holding, holder), running(0):
+        take_lock(holding, f"singlecron/{holder} job")
+        assert job(write, record_skips=recorded)().held_by == holder
+
+
+def test_an_attempt_that_takes_seconds_to_find_that_it_lost_is_not_taken_for_the_holder() -> None:
+    with running(0) as (holding, holder), running(5):
+        take_lock(holding, f"singlecron/{holder} job")
+        # The statement that tries the lock does not see it: here since its end is written, else since it is too new.
+        with session() as other:
+            other.execute("UPDATE django_singlecron_jobrun SET status = 'succeeded' WHERE id = %s", holder)
+        assert job(write)().held_by == holder
 
 
 # Attempts that the server wants to be made again

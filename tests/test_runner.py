@@ -237,8 +237,9 @@ class BadModule:
 def test_an_error_of_any_text_is_recorded_and_comes_out(
     error: Exception, message: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Where tests run in several processes, half a surrogate pair cannot be passed on as what a test logged.
-    caplog.set_level(logging.CRITICAL, "django_singlecron")
+    if message == "?":
+        # Where tests run in several processes, half a surrogate pair cannot be passed on as what a test logged.
+        caplog.set_level(logging.CRITICAL, "django_singlecron")
 
     def fail() -> None:
         raise error
