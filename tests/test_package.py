@@ -64,7 +64,7 @@ def test_the_package_may_be_imported_before_django_is_set_up() -> None:
 
 def test_its_names_are_listed_and_no_others_are_had() -> None:
     assert set(django_singlecron.__all__) <= set(dir(django_singlecron))
-    with pytest.raises(AttributeError, match="has no attribute 'singleton'"):
+    with pytest.raises(AttributeError, match="module 'django_singlecron' has no attribute 'singleton'"):
         _ = django_singlecron.singleton  # type: ignore[attr-defined]
 
 
