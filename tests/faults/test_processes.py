@@ -203,8 +203,10 @@ class TestInterruption:
         ended, _ = case.stopped_at(point, acts={LAST: ["raise"]})
         deliver(ended, signal.Signals[name])
         if name == "SIGTERM":
+            # What is stopped never gets to the server: the proxy drops it when it sees that its client is gone.
             assert ended.code() == -signal.SIGTERM
-        case.proxy.go_on()
+        else:
+            case.proxy.go_on()
         case.check()
         assert ended.row.status == ("lost" if name == "SIGTERM" and point == BEFORE_RECORD else "failed")
 
