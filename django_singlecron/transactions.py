@@ -14,6 +14,10 @@ from .exceptions import LockLost, OuterTransaction, TransactionBroken
 # at once, but not those that were taken before a savepoint. COMMIT releases it.
 SAVEPOINT = "singlecron"
 
+# libpq's PGTransactionStatusType, as both drivers give it: PQTRANS_ACTIVE, then PQTRANS_INTRANS and PQTRANS_INERROR.
+_ACTIVE = 1
+_IN_A_TRANSACTION = (2, 3)
+
 
 def refuse_outer_transaction(connection: BaseDatabaseWrapper, job: str, outer: Run | None) -> None:
     """Raise `OuterTransaction` when a run would become part of a transaction that is not its own.
@@ -45,6 +49,11 @@ def refuse_outer_transaction(connection: BaseDatabaseWrapper, job: str, outer: R
             f'The job "{job}" did not run: set_autocommit(False) left the database "{alias}" in a transaction. '
             "Commit it and set autocommit again before."
         )
+    if not connection.in_atomic_block and _transaction_status(connection) in _IN_A_TRANSACTION:
+        raise OuterTransaction(
+            f'The job "{job}" did not run: a raw BEGIN left the database "{alias}" in a transaction. End it before, or '
+            "use transaction.atomic() in its place."
+        )
 
 
 def explain_broken_transaction(run: Run, error: DatabaseError) -> None:
@@ -66,9 +75,14 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
 
     psycopg cancels such a statement, but not always.
     """
-    # Both drivers give libpq's PGTransactionStatusType, in which 1 is PQTRANS_ACTIVE.
+    return _transaction_status(connection) == _ACTIVE
+
+
+def _transaction_status(connection: BaseDatabaseWrapper) -> int | None:
+    """Return what the server last said; None where there is no connection to one."""
     info = getattr(connection.connection, "info", None)
-    return getattr(info, "transaction_status", None) == 1
+    status: int | None = getattr(info, "transaction_status", None)
+    return status
 
 
 def set_savepoint(connection: BaseDatabaseWrapper) -> None:
@@ -125,7 +139,7 @@ def lock_lost(run: Run, how: str) -> LockLost:
     """Return the error of a run that lost its lock; `how` says by what it did."""
     return LockLost(
         f'The job "{run.name}" {how}, and with that lost its lock before it was done. Another replica may have run '
-        "it meanwhile, and earlier writes may be committed. Inside a job use transaction.atomic(), which becomes a "
+        "it meanwhile, and what it wrote may be committed. Inside a job use transaction.atomic(), which becomes a "
         "savepoint."
     )
 

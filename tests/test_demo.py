@@ -17,6 +17,7 @@ from django.db import connection
 from django_singlecron.models import JobRun
 from testproject import demo
 from testproject.billing.models import Invoice, Tenant
+from tests.support.ctrl_c import ctrl_c_raises
 from tests.support.deadlines import wait_until
 from tests.support.replicas import database_url
 
@@ -26,14 +27,15 @@ SECONDS = 60
 
 @pytest.fixture
 def running_demo(transactional_db: None) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "testproject.demo"],
-        cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": database_url(connection)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with ctrl_c_raises():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "testproject.demo"],
+            cwd=ROOT,
+            env={**os.environ, "DATABASE_URL": database_url(connection)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     with process:
         yield process
         process.kill()

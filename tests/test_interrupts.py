@@ -25,6 +25,7 @@ from django_singlecron.interrupts import Deadline, Interruption, Terminated, shu
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired
 from testproject.billing.models import Tenant
+from tests.support.ctrl_c import ctrl_c_raises
 from tests.support.deadlines import wait_until
 
 from .support.threads import in_thread
@@ -216,7 +217,7 @@ def test_a_signal_that_comes_as_the_time_is_up_is_not_lost(number: int, error: t
         finally:
             signal.raise_signal(number)
 
-    with pytest.raises(error):
+    with ctrl_c_raises(), pytest.raises(error):
         job(end_on_interruption, timeout=SHORT)()
     assert the_run().status == "failed"
     assert written() == []

@@ -21,7 +21,6 @@ from django.db import (
     connections,
     transaction,
 )
-from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.utils import InternalError, ProgrammingError
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
@@ -753,15 +752,19 @@ def test_without_autocommit_it_is_refused() -> None:
     assert JobRun.objects.count() == 0
 
 
-@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 does not know of a BEGIN that was sent by hand")
-def test_a_transaction_that_was_begun_by_hand_lets_no_job_start() -> None:
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_transaction_that_was_begun_by_hand_lets_no_job_start(is_broken: bool) -> None:
     ran: list[int] = []
     with database_alias("kept", CONN_MAX_AGE=None) as alias, connections[alias].cursor() as cursor:
         cursor.execute("BEGIN")
-        with pytest.raises(ProgrammingError, match="INTRANS"):
+        if is_broken:
+            with pytest.raises(DatabaseError):
+                cursor.execute("SELECT 1/0")
+        with pytest.raises(OuterTransaction, match="a raw BEGIN left"):
             job(lambda: ran.append(1), using=alias)()
         cursor.execute("ROLLBACK")
     assert ran == []
+    assert JobRun.objects.count() == 0
     assert is_free()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import (
     HistoryNotMigrated,
@@ -94,7 +95,10 @@ class TestWithoutLocking:
         with pytest.raises(LockLost, match="sent a raw COMMIT or ROLLBACK"):
             job(end)()
         assert the_run().status == "lost"
-        assert written() == (["before"] if statement.startswith("COMMIT") else [])
+        before = ["before"] if statement.startswith("COMMIT") else []
+        # psycopg2 does not notice that the transaction ended, and begins no other.
+        after = [] if is_psycopg3 or statement.endswith("CHAIN") else ["after"]
+        assert sorted(written()) == after + before
 
     def test_a_mark_that_cannot_be_written_fails_the_run(self) -> None:
         body = "IF new.status = 'succeeded' THEN RAISE 'disk full'; END IF; RETURN new;"

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from tests.support.ctrl_c import ctrl_c_raises
 from tests.support.deadlines import DEADLINE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -116,12 +117,8 @@ class Replicas:
     def start(self, *command: str, **environment: str) -> Replica:
         """Start any command, with the test database as its `DATABASE_URL`."""
         base = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": self.url}
-        # A process that was started in the background has Ctrl-C ignored, and its children would inherit that.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
+        with ctrl_c_raises():
             replica = Replica(command, {**base, **environment})
-        finally:
-            signal.signal(signal.SIGINT, before)
         self._started.append(replica)
         return replica
 
