@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from asgiref.sync import async_to_sync
 
 from .calls import Call
-from .capture import OutputTail, capture_logging
+from .capture import CapturedLogging
 from .context import RunContext, run_context
 from .exceptions import InvalidTask
 from .interrupts import Deadline
@@ -27,16 +27,16 @@ class Returned(NamedTuple):
     """The `sys.exit(0)` by which it ended, to go on outward after the commit."""
 
 
-def call_body(call: Call, context: RunContext, tail: OutputTail, deadline: Deadline | None) -> Returned:
+def call_body(call: Call, context: RunContext, deadline: Deadline | None) -> Returned:
     """Run the job's code, to its end if it is a coroutine; meanwhile `current_run()` is the context's run.
 
-    What it logs goes to the tail. Raises what it raises; but `sys.exit(0)`, which is a way to succeed, is returned.
+    What it logs goes to the run's tail. Raises what it raises; but `sys.exit(0)`, a way to succeed, is returned.
     """
     pid = os.getpid()
     outside = run_context.set(context)
     try:
-        with capture_logging(tail, context.run.id):
-            value = call.body(tail)
+        with CapturedLogging():
+            value = call.body(context.tail)
             if inspect.iscoroutine(value):
                 value = async_to_sync(_await)(value, deadline)
     except SystemExit as error:

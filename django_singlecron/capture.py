@@ -10,14 +10,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, ClassVar, TextIO, cast
 
 from django.core.management.base import OutputWrapper
 from django.db.models import Manager, Model
 from django.db.models.query import QuerySet
 
-from .context import current_run
+from .context import run_context
 
 MAX_ARGUMENTS = 2_000
 MAX_ERROR_CLASS = 200
@@ -131,85 +130,69 @@ class TeeStream:
 _LINE = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-class _TailHandler(logging.Handler):
-    """Appends to a tail what is logged inside a run, for as long as it is entered."""
-
-    def __init__(self, tail: OutputTail, run_id: int) -> None:
-        super().__init__()
-        self.tail = tail
-        self._run_id = run_id
-        self._last_resort: _LastResort | None = None
-        self.setFormatter(_LINE)
-
-    def __enter__(self) -> None:
-        root = logging.getLogger()
-        if root.handlers:
-            root.addHandler(self)
-        else:
-            self._last_resort = _LastResort.join(self)
-
-    def __exit__(self, *_: object) -> None:
-        if self._last_resort is None:
-            logging.getLogger().removeHandler(self)
-        else:
-            self._last_resort.leave(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        run = current_run()
-        return run is not None and run.id == self._run_id
+class _RunHandler(logging.Handler):
+    """Appends what is logged inside a run to that run's tail."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        context = run_context.get()
+        if context is None:
+            return
         try:
-            self.tail.append(self.format(record) + "\n")
+            context.tail.append(_LINE.format(record) + "\n")
         except Exception:
             # What logging does for every handler: a message that cannot be formatted is not the job's failure.
             self.handleError(record)
 
 
-class _LastResort(logging.Handler):
-    """Logging's last resort, which writes to stderr what nobody handles, and hands it to the runs going on as well."""
+_RUN_HANDLER = _RunHandler()
 
-    _tee_lock = threading.Lock()
+
+class _LastResort(logging.Handler):
+    """Logging's last resort, which writes to stderr what nobody handles, and then the run's handler."""
 
     def __init__(self, original: logging.Handler | None) -> None:
         super().__init__(original.level if original else logging.WARNING)
         self.original = original
-        self.handlers: list[_TailHandler] = []
-
-    @classmethod
-    def join(cls, handler: _TailHandler) -> _LastResort:
-        """Hand what the last resort gets to this handler too, from now on."""
-        with cls._tee_lock:
-            tee = logging.lastResort
-            if not isinstance(tee, cls):
-                logging.lastResort = tee = cls(tee)
-            tee.handlers.append(handler)
-        return tee
-
-    def leave(self, handler: _TailHandler) -> None:
-        """Hand it nothing any more; the last of them leaves logging as it was."""
-        with self._tee_lock:
-            self.handlers.remove(handler)
-            if not self.handlers and logging.lastResort is self:
-                logging.lastResort = self.original
 
     def handle(self, record: logging.LogRecord) -> bool:
         if self.original:
             self.original.handle(record)
-        for handler in tuple(self.handlers):
-            # On a command line, stderr is teed, and so has put it into the tail already.
-            if not (self.original and isinstance(sys.stderr, TeeStream) and sys.stderr.tail is handler.tail):
-                handler.handle(record)
+        context = run_context.get()
+        # On a command line, stderr is teed, and so has put it into the tail already.
+        is_teed = context and isinstance(sys.stderr, TeeStream) and sys.stderr.tail is context.tail
+        if not (self.original and is_teed):
+            _RUN_HANDLER.handle(record)
         return True
 
 
-def capture_logging(tail: OutputTail, run_id: int) -> AbstractContextManager[None]:
-    """In the block, append to `tail` what is logged inside the run `run_id` and reaches the root logger.
+class CapturedLogging:
+    """In its block, what is logged inside a run and reaches the root logger is appended to that run's tail.
 
     In a project that configures no handler for that, none is added: it would take the place of logging's last resort,
-    and a job's own `logging.basicConfig()` would do nothing. What the last resort gets is appended instead.
+    and a job's own `logging.basicConfig()` would do nothing. What the last resort gets is appended instead. The last
+    block that is left, in whichever thread, leaves logging as it was.
     """
-    return _TailHandler(tail, run_id)
+
+    _lock: ClassVar = threading.Lock()
+    _entered: ClassVar = 0
+
+    def __enter__(self) -> None:
+        root = logging.getLogger()
+        with self._lock:
+            CapturedLogging._entered += 1
+            if root.handlers:
+                root.addHandler(_RUN_HANDLER)
+            elif not isinstance(logging.lastResort, _LastResort):
+                logging.lastResort = _LastResort(logging.lastResort)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            CapturedLogging._entered -= 1
+            if self._entered:
+                return
+            logging.getLogger().removeHandler(_RUN_HANDLER)
+            if isinstance(logging.lastResort, _LastResort):
+                logging.lastResort = logging.lastResort.original
 
 
 class _ArgumentRepr(reprlib.Repr):

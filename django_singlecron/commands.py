@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError
@@ -42,12 +43,12 @@ def trigger_of(command: BaseCommand) -> JobRun.Trigger:
     return JobRun.Trigger.COMMAND_LINE if from_command_line else JobRun.Trigger.FUNCTION
 
 
-def describe_process(argv: list[str] | None = None) -> str:
-    """Return which command this process is, such as `manage.py nightly_billing`, without its arguments.
+@lru_cache(maxsize=1)
+def describe_process(argv: tuple[str, ...]) -> str:
+    """Return which command a process is by its `sys.argv`, such as `manage.py nightly_billing`, without arguments.
 
-    Arguments may hold secrets, and those of the job are recorded as such.
+    They may hold secrets, and those of the job are recorded as such.
     """
-    argv = sys.argv if argv is None else argv
     program = os.path.basename(argv[0]) if argv else ""
     if program == "__main__.py":
         program = f"python -m {os.path.basename(os.path.dirname(argv[0]))}"

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from .capture import OutputTail
 
 T = TypeVar("T")
 
@@ -96,6 +99,8 @@ class RunContext(NamedTuple):
 
     run: Run
     outer: RunContext | None
+    tail: OutputTail
+    """What the run writes and logs."""
     inner_attempts: list[object]
     """The rows of attempts recorded inside the run's transaction, to be written again should that roll them back."""
 

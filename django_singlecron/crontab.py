@@ -6,8 +6,6 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from django.core.management.base import CommandError
 
@@ -17,16 +15,11 @@ def is_crontab_run() -> bool:
     return sys.argv[1:3] == ["crontab", "run"]
 
 
-@contextmanager
-def exit_code_kept() -> Iterator[None]:
-    """Let the process that django-crontab started exit as what leaves this block says, although it is caught there."""
-    try:
-        yield
-    except BaseException as error:
-        code = _exit_code(error)
-        if code and is_crontab_run():
-            fail_at_exit(code)
-        raise
+def keep_exit_code(error: BaseException) -> None:
+    """Let the process that django-crontab started exit as `error` says, which is caught there."""
+    code = _exit_code(error)
+    if code and is_crontab_run():
+        fail_at_exit(code)
 
 
 def fail_at_exit(code: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from . import calling
 from .calls import Outcome
 from .context import RunResult
 from .exceptions import InvalidName
@@ -48,7 +49,7 @@ def put_under_lock(command: BaseCommand, name: str, task: SingletonTask[Any, Any
 
     def handle(*args: Any, **options: Any) -> Any:
         handled.called = True
-        handled._outcome = task.run_command(command, args, options, request)
+        handled._outcome = calling.run_command(task, command, args, options, request)
         return handled._outcome.result.value
 
     command.handle = handle  # type: ignore[method-assign]  # this object's alone
@@ -69,7 +70,7 @@ def start(
         task.check_arguments(tuple(args), named)
     except (TypeError, InvalidName) as error:
         raise WrongArguments(str(error)) from error
-    return task.run_function(tuple(args), named, request)
+    return calling.run_function(task, tuple(args), named, request)
 
 
 def _start_command(

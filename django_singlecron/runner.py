@@ -85,6 +85,7 @@ class Runner:
             pid=os.getpid(),
             trigger=call.trigger,
             command=call.command,
+            forced=call.force,
         )
 
     def run(self) -> Outcome:
@@ -142,7 +143,6 @@ class Runner:
         For tasks with slots or a least interval alone: others send nothing before step 1.
         """
         call = self.call
-        self.attempt = self.attempt._replace(forced=call.force)
         if call.plan is None and call.min_interval is None:
             return None
         self.refresh_connection()
@@ -261,7 +261,7 @@ class Runner:
         if call.is_async:
             # A coroutine could not ask for it later: the connection is another thread's.
             _ = run.token
-        return RunContext(run, self.outer, [])
+        return RunContext(run, self.outer, self.tail, [])
 
     def _run_job(self, context: RunContext) -> Any:
         """Steps 4 and 5: the job and its success mark."""
@@ -269,7 +269,7 @@ class Runner:
         blocks = OpenBlocks(self.connection)
         with SigtermRaises(), deadline or nullcontext():
             try:
-                value, self.exit = call_body(self.call, context, self.tail, deadline)
+                value, self.exit = call_body(self.call, context, deadline)
                 if os.getpid() != self.attempt.pid:
                     raise ForkedRun(
                         f'A process that the job "{self.call.job}" forked came back out of it. End it with '

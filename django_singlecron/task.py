@@ -16,15 +16,13 @@ from . import crontab, registry
 from .conf import get_settings
 from .context import RunResult
 from .exceptions import InvalidName, InvalidSlot, InvalidTask
-from .keys import NameTemplate, bind_arguments, make_key
+from .keys import NameTemplate, bind_arguments
 from .options import TaskOptions
 from .slots import FIRST_YEAR, LAST_YEAR, UTC
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .calls import Call, Outcome
-    from .capture import OutputTail
 
 P = ParamSpec("P")
 MethodP = ParamSpec("MethodP")
@@ -113,6 +111,13 @@ class SingletonTask(Generic[P, R]):
         """Whether calling it gives a coroutine."""
         return self._is_async
 
+    def arguments_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name.
+
+        Raises `TypeError`, as the call would, when they do not fit the function.
+        """
+        return bind_arguments(self._signature, args, kwargs)
+
     def name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the job's name for one call, placeholders filled in.
 
@@ -121,7 +126,7 @@ class SingletonTask(Generic[P, R]):
         """
         if not self._template.has_placeholders:
             return self._template.text
-        return self._template.render(bind_arguments(self._signature, args, kwargs))
+        return self._template.render(self.arguments_of_call(args, kwargs))
 
     def name_for(self, command_class: type[BaseCommand]) -> str:
         """Return the job's name, with its placeholders, for a command that has this task or inherits it."""
@@ -195,10 +200,16 @@ class SingletonTask(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Any:
         if self._is_async:
             return self._run_async(args, kwargs, request)
-        with crontab.exit_code_kept():
+        # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
+        from . import calling
+
+        try:
             if args and self.is_handle_of(args[0]):
-                return self.run_command(cast("BaseCommand", args[0]), args[1:], kwargs, request).result.value
-            return self.run_function(args, kwargs, request).result
+                return calling.run_command(self, cast("BaseCommand", args[0]), args[1:], kwargs, request).result.value
+            return calling.run_function(self, args, kwargs, request).result
+        except BaseException as error:
+            crontab.keep_exit_code(error)
+            raise
 
     def __repr__(self) -> str:
         return f"<singleton task {self.name!r}: {self.__module__}.{self.__qualname__}>"
@@ -209,83 +220,15 @@ class SingletonTask(Generic[P, R]):
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise `TypeError` when a call with these arguments would, `InvalidName` when they cannot name a lock."""
-        bind_arguments(self._signature, args, kwargs)
+        self.arguments_of_call(args, kwargs)
         self.name_of_call(args, kwargs)
 
-    def run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> Outcome:
-        """Run the function as a job, and wait for it if it is a coroutine function. Raises as a call."""
-        # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
-        from . import commands, launch
-        from .models import JobRun
-
-        call = self._make_call(
-            self.name_of_call(args, kwargs),
-            bind_arguments(self._signature, args, kwargs),
-            JobRun.Trigger.FUNCTION,
-            commands.describe_process(),
-            lambda tail: self.func(*args, **kwargs),
-            request,
-        )
-        return launch.run(call)
-
     async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
+        from . import calling
+
         # The run's statements go through one thread, as Django's own async interface sends them.
-        outcome = await sync_to_async(self.run_function, thread_sensitive=True)(args, kwargs, request)
+        outcome = await sync_to_async(calling.run_function, thread_sensitive=True)(self, args, kwargs, request)
         return outcome.result
-
-    def run_command(
-        self, command: BaseCommand, args: tuple[Any, ...], options: dict[str, Any], request: Request
-    ) -> Outcome:
-        """Run a command's `handle(*args, **options)` as a job, and say on its stderr when it was skipped.
-
-        Raises `CommandError` in place of what refused the run.
-        """
-        from . import commands
-
-        def make_call(body: Callable[[OutputTail], Any]) -> Call:
-            bind_arguments(self._signature, (command, *args), options)
-            return self._make_call(
-                self.name_of_command(command, args, options),
-                commands.job_arguments(args, options),
-                commands.trigger_of(command),
-                commands.describe_process(),
-                body,
-                request,
-            )
-
-        return commands.run_handle(command, lambda: self.func(command, *args, **options), options, make_call)
-
-    def _make_call(
-        self,
-        name: str,
-        arguments: dict[str, Any],
-        trigger: str,
-        command: str,
-        body: Callable[[OutputTail], Any],
-        request: Request,
-    ) -> Call:
-        from .calls import Call
-        from .capture import describe_arguments
-
-        options, settings = self.options, get_settings()
-        return Call(
-            job=name,
-            key=make_key(name, options.key),
-            using=self.using,
-            timeout=options.timeout,
-            record_skips=settings.record_skips if options.record_skips is None else options.record_skips,
-            arguments=describe_arguments(arguments),
-            trigger=trigger,
-            command=command,
-            body=body,
-            plan=options.plan(),
-            slot=request.slot,
-            retry=options.retry,
-            min_interval=options.min_interval,
-            force=request.force,
-            is_async=self._is_async,
-            on_acquired=request.on_acquired,
-        )
 
 
 def _command_name(command_class: type[BaseCommand]) -> str:

@@ -12,10 +12,10 @@ from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 
 from django_singlecron.capture import (
+    _RUN_HANDLER,
     OutputTail,
     TeeOutput,
     TeeStream,
-    capture_logging,
     clean,
     cut_middle,
     describe_arguments,
@@ -132,23 +132,12 @@ def test_what_a_job_logs_is_kept_and_what_others_log_is_not(caplog: pytest.LogCa
     assert lines[0].endswith("WARNING billing: 7 tenants \ufffd billed")
 
 
-def test_a_message_that_cannot_be_formatted_is_reported_as_logging_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from django_singlecron.capture import _TailHandler
-
-    tail = OutputTail(100)
+@real_database
+def test_a_message_that_cannot_be_formatted_is_reported_as_logging_does(capsys: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("billing", logging.INFO, __file__, 1, "%d", ("no number",), None)
-    _TailHandler(tail, 1).emit(record)
-    assert tail.text() == ""
+    assert job(lambda: _RUN_HANDLER.handle(record))()
+    assert the_run().output == ""
     assert "Logging error" in capsys.readouterr().err
-
-
-def test_outside_a_run_nothing_is_kept() -> None:
-    tail = OutputTail(100)
-    with capture_logging(tail, 1):
-        logging.getLogger("billing").warning("outside")
-    assert tail.text() == ""
 
 
 class Hostile:

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from django_singlecron import commands, singleton_task
-from django_singlecron.capture import OutputTail, capture_logging
+from django_singlecron.capture import CapturedLogging
 from django_singlecron.conf import Settings
 from django_singlecron.models import JobRun
 from django_singlecron.testing import hold_lock
@@ -326,7 +326,7 @@ def test_a_job_may_configure_logging(db: None, unconfigured: Callable[[], loggin
 def test_runs_at_once_share_the_last_resort(unconfigured: Callable[[], logging.Logger]) -> None:
     unconfigured()
     last_resort = logging.lastResort
-    first, second = capture_logging(OutputTail(10), 1), capture_logging(OutputTail(10), 2)
+    first, second = CapturedLogging(), CapturedLogging()
     first.__enter__()
     second.__enter__()
     shared = logging.lastResort
@@ -413,7 +413,7 @@ def test_command_lines(manage: Manage) -> None:
     ],
 )
 def test_processes_are_described_without_their_arguments(argv: list[str], described: str) -> None:
-    assert commands.describe_process(argv) == described
+    assert commands.describe_process(tuple(argv)) == described
 
 
 def test_arguments_of_a_command() -> None:

@@ -68,11 +68,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def fails_with(error: BaseException) -> None:
-    with pytest.raises(type(error)), crontab.exit_code_kept():
-        raise error
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -90,7 +85,7 @@ def test_failures_under_django_crontab(
     monkeypatch: pytest.MonkeyPatch, registered: list[tuple[Any, ...]], error: BaseException, code: int
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["manage.py", "crontab", "run", "hash", "--settings=x"])
-    fails_with(error)
+    crontab.keep_exit_code(error)
     assert registered == [(crontab._exit, code)]
 
 
@@ -99,9 +94,7 @@ def test_exits_of_success_under_django_crontab(
     monkeypatch: pytest.MonkeyPatch, registered: list[tuple[Any, ...]], error: BaseException
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["manage.py", "crontab", "run", "hash"])
-    fails_with(error)
-    with crontab.exit_code_kept():
-        pass
+    crontab.keep_exit_code(error)
     assert registered == []
 
 
@@ -113,7 +106,7 @@ def test_other_processes_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, registered: list[tuple[Any, ...]], argv: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
-    fails_with(ValueError())
+    crontab.keep_exit_code(ValueError())
     assert registered == []
 
 

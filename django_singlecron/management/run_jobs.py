@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from django.core.management import ManagementUtility, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandError
 
-from django_singlecron import backfill, registry
+from django_singlecron import backfill, calling, registry
 from django_singlecron.calls import Outcome
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
@@ -162,7 +162,7 @@ class FunctionJob:
         """Run the function, and print what it returned unless that is None."""
         wrapper = self._wrapper
         try:
-            outcome = self.task.run_function((), {}, request)
+            outcome = calling.run_function(self.task, (), {}, request)
         except RunRefused as error:
             raise CommandError(str(error)) from error
         self.value = outcome.result.value

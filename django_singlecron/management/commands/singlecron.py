@@ -72,8 +72,11 @@ class Command(BaseCommand):
         if options["subcommand"] in _OTHERS:
             _OTHERS[options["subcommand"]][0].run(self, options)
             return
-        with crontab.exit_code_kept():
+        try:
             self._run(options)
+        except BaseException as error:
+            crontab.keep_exit_code(error)
+            raise
 
     def _run(self, options: dict[str, Any]) -> None:
         with run_arguments.wrong_arguments():
