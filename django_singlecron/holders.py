@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .attempts import Attempt, Holder, Row
 from .database import Sql, fetch_all
 from .history import HELD, WANTED
-from .models import LOST_AFTER_SECONDS
+from .models import LOST_AFTER_SECONDS, JobRun
 
 # A run that started this long before an attempt, alone in reading "running", is the holder. Of younger ones, one may be
 # about to find that it lost, while the holder's row is too new to be seen by the statement that tried the lock.
@@ -27,8 +27,9 @@ WAITS_SECONDS = [0.002 * 2**n for n in range(9)]
 # The run that holds a key at this moment: it named its session as it took the lock. Where the job gave its session
 # another name, or the role may not see that, the session itself tells, unless a pooler lent it for the attempt only.
 # Not at the first look, whose rows may be older than the lock that it sees, and of an earlier attempt of that session.
+# The lock table, the sessions and the rows are read one after the other, and a run may end in between.
 _FIND = f"""
-SELECT named.id, run.id, run.host, run.pid, run.started_at
+SELECT held.pid, named.id, run.id, run.host, run.pid, run.started_at
 FROM {WANTED}
 JOIN pg_locks AS held ON {HELD}
 LEFT JOIN pg_stat_get_activity(held.pid) AS session ON true
@@ -69,24 +70,36 @@ def find(
 
     None when the holder is no run, or its row was deleted.
     """
+    nameless = None
     for asked, pause in enumerate(WAITS_SECONDS):
         held = fetch_all(connection, Sql(_FIND, [row.key, attempt.key.is_pair, asked > 0]))
         if held:
-            named, *run = held[0]
+            session, named, *run = held[0]
             if run[0] is not None:
                 return Holder(*run)
-            if named is None and asked:
-                return candidates[0] if len(candidates) == 1 else None
-            # It is about to name its session; or its row is newer than what this statement could see, or deleted.
+            if named is None and session == nameless:
+                return _the_only_one(connection, candidates)
+            # It is about to name its session, or was about to let go; or its row is newer than what this statement
+            # could see, or deleted.
+            nameless = session if named is None else None
         else:
             ended = _find_ended(connection, attempt, row, candidates, since=row.started_at)
             if ended:
                 return ended
             # It failed, and is about to say so, or was killed.
+            nameless = None
         time.sleep(pause)
-    if len(candidates) == 1:
-        return candidates[0]
-    return _find_ended(connection, attempt, row, candidates, since=row.started_at - COMMIT_TAKES)
+    return _the_only_one(connection, candidates) or _find_ended(
+        connection, attempt, row, candidates, since=row.started_at - COMMIT_TAKES
+    )
+
+
+def _the_only_one(connection: BaseDatabaseWrapper, candidates: Sequence[Holder]) -> Holder | None:
+    """Return the one of several runs that may be the holder that has not found meanwhile that it lost."""
+    acquired = JobRun.objects.using(connection.alias).acquired().filter(pk__in=[c.run_id for c in candidates])
+    ids = set(acquired.values_list("pk", flat=True))
+    left = [candidate for candidate in candidates if candidate.run_id in ids]
+    return left[0] if len(left) == 1 else None
 
 
 def _find_ended(

@@ -29,13 +29,13 @@ WITH seen AS MATERIALIZED (
                        CASE WHEN run.started_at > clock_timestamp() - interval '{young} seconds' THEN
                            (SELECT application_name FROM pg_stat_get_activity(run.backend_pid)) END))
             FROM django_singlecron_jobrun AS run
-            WHERE run.key = {key} AND run.key_is_pair = %s AND run.status = 'running') AS holders
+            WHERE run.key = {key} AND run.key_is_pair = {is_pair} AND run.status = 'running') AS holders
 )"""
 _INSERT = """
 INSERT INTO django_singlecron_jobrun
     (job, key, key_is_pair, lock, arguments, outcome, skip_reason, status, held_by_id,
      slot, forced, host, pid, trigger, command, started_at, finished_at, backend_pid)
-SELECT %s, {key}, %s, %s, %s,
+SELECT %s, {key}, {is_pair}, '{lock}', %s,
        CASE WHEN free THEN 'acquired' ELSE 'skipped' END,
        CASE WHEN free THEN '' ELSE 'locked' END,
        CASE WHEN free THEN 'running' ELSE 'skipped' END,
@@ -56,20 +56,20 @@ SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
 def opening_statement(attempt: Attempt, lock: Lock) -> Sql:
     """Return the statement that opens an attempt."""
     key, probe = lock.key(attempt.key), lock.probe(attempt.key)
-    pair = attempt.key.is_pair
+    template = _OPEN if attempt.record_skips else _OPEN_IF_FREE
     return Sql(
-        _opening_with(_OPEN if attempt.record_skips else _OPEN_IF_FREE, key.text, probe.text),
+        _opening_with(template, key.text, probe.text, attempt.key.is_pair, lock.label),
         [
-            *(*probe.parameters, *key.parameters, pair),
-            *(attempt.job, *key.parameters, pair, lock.label, attempt.arguments),
+            *(*probe.parameters, *key.parameters),
+            *(attempt.job, *key.parameters, attempt.arguments),
             *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
         ],
     )
 
 
 @cache
-def _opening_with(template: str, key: str, probe: str) -> str:
-    return template.format(key=key, probe=probe, young=LOST_AFTER_SECONDS)
+def _opening_with(template: str, key: str, probe: str, is_pair: bool, lock: str) -> str:
+    return template.format(key=key, probe=probe, is_pair=is_pair, lock=lock, young=LOST_AFTER_SECONDS)
 
 
 def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) -> Opened:

@@ -165,16 +165,16 @@ def changed(do: str, undo: str) -> Iterator[None]:
 
 
 @contextmanager
-def before_statement(start: str, interfere: Callable[[], Any]) -> Iterator[None]:
-    """Call `interfere` once, right before the connection sends the first statement that begins with `start`.
+def before_statement(start: str, *interfere: Callable[[], Any]) -> Iterator[None]:
+    """Call `interfere` right before the connection sends statements that begin with `start`, the n-th before the n-th.
 
-    Fails when none did.
+    Fails when there were fewer.
     """
-    todo = [interfere]
+    todo = list(interfere)
 
     def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         if sql.strip().startswith(start) and todo:
-            todo.pop()()
+            todo.pop(0)()
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(wrapper):

@@ -134,7 +134,7 @@ def lock_that_is_let_go(then: Callable[[], None]) -> Iterator[Session]:
             other.connection.rollback()
             then()
 
-        with before_statement("SELECT named.id", let_go):
+        with before_statement("SELECT held.pid", let_go):
             yield other
         other.connection.rollback()
 
@@ -158,6 +158,50 @@ def test_a_holder_whose_end_was_written_right_before_the_attempt_was_committing_
     with lock_that_is_let_go(tell):
         result = job(write)()
     assert (result.ran, result.held_by) == (False, holders[0].pk)
+
+
+@pytest.mark.parametrize("loser", ["has lost", "left no row"])
+def test_an_attempt_that_lost_meanwhile_is_not_taken_for_the_holder(loser: str) -> None:
+    ended: list[JobRun] = []
+    with session() as other:
+        rival = running_row(**live(other))
+
+    def tell() -> None:
+        rivals = JobRun.objects.filter(pk=rival.pk)
+        if loser == "has lost":
+            rivals.update(outcome="skipped", status="skipped")
+        else:
+            rivals.delete()
+        moment = JobRun.objects.skipped().latest("id").started_at - dt.timedelta(milliseconds=1)
+        ended.append(running_row(status="succeeded", started_at=moment, finished_at=moment))
+
+    with lock_that_is_let_go(tell):
+        result = job(write)()
+    assert (result.ran, result.held_by) == (False, ended[0].pk)
+
+
+def test_a_session_that_lets_go_as_it_is_looked_at_does_not_make_another_attempt_the_holder() -> None:
+    ended: list[JobRun] = []
+    with session() as first, session() as second, session() as third:
+        running_row(**live(third))
+
+        def take(by: Session) -> None:
+            by.connection.set_autocommit(False)
+            assert by.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+
+        def change() -> None:
+            first.connection.rollback()
+            take(second)
+
+        def end() -> None:
+            second.connection.rollback()
+            ended.append(running_row(status="succeeded", finished_at=second.one("SELECT clock_timestamp()")))
+
+        take(first)
+        # Neither session has a name or a row, as one whose run was just committed.
+        with before_statement("SELECT held.pid", lambda: None, change, end):
+            result = job(write)()
+    assert (result.ran, result.held_by) == (False, ended[0].pk)
 
 
 def test_skips_that_are_not_recorded_leave_no_row_and_name_the_holder_all_the_same() -> None:
@@ -193,7 +237,7 @@ def test_who_loses_the_race_after_the_probe_is_skipped(record_skips: bool, rival
         rival_session = live(other)
         with before_statement(TAKES_LOCK, take_the_lock):
             if rival == "ended":
-                with before_statement("SELECT named.id", end):
+                with before_statement("SELECT held.pid", end):
                     result = job(write, record_skips=record_skips)()
             else:
                 result = job(write, record_skips=record_skips)()
