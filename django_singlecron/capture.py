@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import reprlib
 import sys
@@ -10,6 +11,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any, ClassVar, TextIO, cast
 
 from django.core.management.base import OutputWrapper
@@ -193,6 +195,15 @@ class CapturedLogging:
             logging.getLogger().removeHandler(_RUN_HANDLER)
             if isinstance(logging.lastResort, _LastResort):
                 logging.lastResort = logging.lastResort.original
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        """Let a forked child not wait for a thread of its parent's."""
+        cls._lock = threading.Lock()
+
+
+with suppress(AttributeError):  # where there are no forks
+    os.register_at_fork(after_in_child=CapturedLogging.renew_lock)
 
 
 class _ArgumentRepr(reprlib.Repr):

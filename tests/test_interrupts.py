@@ -21,6 +21,7 @@ from django.db import DatabaseError, connection
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run, interrupts
+from django_singlecron.capture import CapturedLogging
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired
@@ -495,6 +496,16 @@ def forked(child: Callable[[], int]) -> int:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+def test_a_child_that_logs_in_a_run_does_not_wait_for_another_thread_of_its_parent() -> None:
+    def child() -> int:
+        signal.alarm(10)
+        with CapturedLogging():
+            return 0
+
+    with CapturedLogging._lock:
+        assert forked(child) == 0
 
 
 @pytest.mark.parametrize("end", ["returns", "raises", "exits"])
