@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from . import capture
 from .keys import LockKey
 from .models import JobRun
 
@@ -86,16 +85,3 @@ class Opened(NamedTuple):
     """None when the attempt was skipped and skips are not recorded."""
     holders: Sequence[Holder] = ()
     """Runs of the key that may hold it, the likeliest first. More than one: some are about to find that they do not."""
-
-
-class Texts(NamedTuple):
-    """The texts that describe how a run ended."""
-
-    error_class: str = ""
-    error_message: str = ""
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Texts:
-        """Describe an error."""
-        return cls(capture.error_class(error), capture.error_message(error), capture.error_traceback(error))

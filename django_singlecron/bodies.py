@@ -8,7 +8,7 @@ import os
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import async_to_sync
 
@@ -19,18 +19,11 @@ from .exceptions import InvalidTask
 from .interrupts import Deadline
 
 
-class Returned(NamedTuple):
-    """What a job came back with."""
-
-    value: Any
-    exit: SystemExit | None = None
-    """The `sys.exit(0)` by which it ended, to go on outward after the commit."""
-
-
-def call_body(call: Call, context: RunContext, deadline: Deadline | None) -> Returned:
+def call_body(call: Call, context: RunContext, deadline: Deadline | None) -> tuple[Any, SystemExit | None]:
     """Run the job's code, to its end if it is a coroutine; meanwhile `current_run()` is the context's run.
 
-    What it logs goes to the run's tail. Raises what it raises; but `sys.exit(0)`, a way to succeed, is returned.
+    What it logs goes to the run's tail. Returns what it returned, and the `sys.exit(0)` by which it ended, a way to
+    succeed, to go on outward after the commit. Raises whatever else it raises.
     """
     pid = os.getpid()
     outside = run_context.set(context)
@@ -42,12 +35,12 @@ def call_body(call: Call, context: RunContext, deadline: Deadline | None) -> Ret
     except SystemExit as error:
         if error.code not in (None, 0) or os.getpid() != pid:
             raise
-        return Returned(None, error)
+        return None, error
     finally:
         run_context.reset(outside)
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise InvalidTask(f'The job "{call.job}" returned a generator, so none of its code ran.')
-    return Returned(value)
+    return value, None
 
 
 async def _await(coroutine: Coroutine[Any, Any, Any], deadline: Deadline | None) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .attempts import Attempt, Claim, Earlier, Holder, Row, Texts
+from . import capture
+from .attempts import Attempt, Claim, Earlier, Holder, Row
 from .database import READ_COMMITTED, Sql, aware, fetch_all, now, reconnecting, refusal, send_together, try_again
 from .exceptions import LockLost
 from .keys import LockKey
@@ -236,19 +237,19 @@ def mark_ended(
     connection: BaseDatabaseWrapper,
     run_id: int,
     status: JobRun.Status,
-    texts: Texts,
+    error: BaseException,
     output: str,
     token: int | None = None,
 ) -> JobRun.Status | None:
-    """Record how a run that did not succeed ended; return the status that the row has then, None when it has no row.
+    """Record by which error a run ended; return the status that the row has then, None when it has no row.
 
     A row that reads succeeded keeps that status, since its work is committed, and takes the error beside it: an
     `on_commit` hook raised, or the connection went before the COMMIT was answered.
     """
     values: dict[str, Any] = {
-        "error_class": texts.error_class,
-        "error_message": texts.error_message,
-        "traceback": texts.traceback,
+        "error_class": capture.error_class(error),
+        "error_message": capture.error_message(error),
+        "traceback": capture.error_traceback(error),
         "output": output,
         "token": token,
     }

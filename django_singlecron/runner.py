@@ -15,7 +15,7 @@ from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import announcements, database, history, holders, opening
-from .attempts import Attempt, Claim, Earlier, Holder, Opened, Row, Texts
+from .attempts import Attempt, Claim, Earlier, Holder, Opened, Row
 from .bodies import call_body
 from .calls import Call, Outcome
 from .capture import OutputTail
@@ -305,11 +305,10 @@ class Runner:
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         try:
-            texts = Texts.of(error)
             token = self.context.run.token_if_drawn if self.context else None
             if self.context:
                 self.context.run.end(token)
-            mark = partial(history.mark_ended, self.connection, self.row.id, status, texts, self.tail.text(), token)
+            mark = partial(history.mark_ended, self.connection, self.row.id, status, error, self.tail.text(), token)
             ended = mark()
             if ended is None:
                 history.recreate(self.connection, self.attempt, self.row, lock=self.label)
