@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import IO, Any, ClassVar, TextIO, cast
 
@@ -56,19 +56,24 @@ class OutputTail:
         self._chunks: deque[str] = deque()
         self._kept = 0
         self._total = 0
-        self._lock = threading.Lock()
+        # A signal handler may write in the middle of what it interrupts.
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
 
     def append(self, text: str) -> None:
         """Add `text` at the end; anything else is left out, as the stream that it is written to refuses it."""
-        if not isinstance(text, str):
+        # A forked child's copy is read by nobody, and a thread that did not come along may hold its lock.
+        if not isinstance(text, str) or os.getpid() != self._pid:
             return
         kept = text[-self._limit :] if self._limit else ""
+        # Called before the lock, so that no signal handler gets in between a number's being read and written.
+        length, kept_length = len(text), len(kept)
         with self._lock:
-            self._total += len(text)
-            if not kept:
+            self._total += length
+            if not kept_length:
                 return
             self._chunks.append(kept)
-            self._kept += len(kept)
+            self._kept += kept_length
             while self._kept - len(self._chunks[0]) >= self._limit:
                 self._kept -= len(self._chunks.popleft())
 
@@ -108,6 +113,13 @@ class TeeOutput(OutputWrapper):
         line_end = self.ending if ending is None else ending
         self._tail.append(msg if msg.endswith(line_end) else msg + line_end)
         self._wrapped.write(msg, style_func, ending)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        # Django's wrapper passes them on to its stream as they are.
+        written = list(lines)
+        for line in written:
+            self._tail.append(line)
+        self._wrapped.writelines(written)
 
 
 class TeeStream:
@@ -175,22 +187,24 @@ class CapturedLogging:
     block that is left, in whichever thread, leaves logging as it was.
     """
 
-    _lock: ClassVar = threading.Lock()
+    # A signal handler may run a job in the middle of a change.
+    _lock: ClassVar = threading.RLock()
     _entered: ClassVar = 0
 
     def __enter__(self) -> None:
         root = logging.getLogger()
         with self._lock:
-            CapturedLogging._entered += 1
             if root.handlers:
                 root.addHandler(_RUN_HANDLER)
             elif not isinstance(logging.lastResort, _LastResort):
                 logging.lastResort = _LastResort(logging.lastResort)
+            # Last: what an interruption before it leaves, the next block takes away.
+            CapturedLogging._entered += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             CapturedLogging._entered -= 1
-            if self._entered:
+            if CapturedLogging._entered:
                 return
             logging.getLogger().removeHandler(_RUN_HANDLER)
             if isinstance(logging.lastResort, _LastResort):
@@ -199,7 +213,7 @@ class CapturedLogging:
     @classmethod
     def renew_lock(cls) -> None:
         """Let a forked child not wait for a thread of its parent's."""
-        cls._lock = threading.Lock()
+        cls._lock = threading.RLock()
 
 
 with suppress(AttributeError):  # where there are no forks

@@ -16,12 +16,15 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import get_commands
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from . import cronjobs, registry
 from .conf import SETTING, Settings, find_problems, get_settings
+from .models import JobRun
 from .task import SingletonTask
 
 DOCS = "https://github.com/django-singlecron/django-singlecron/blob/main/docs/checks.md"
@@ -115,10 +118,19 @@ def _check_clashes(
     sharers: dict[tuple[str, object], list[SingletonTask[Any, Any]]] = defaultdict(list)
     for task in tasks:
         sharers[task.using, of(task)].append(task)
-    for (_, shared), users in sharers.items():
+    for (_, shared), sharing in sharers.items():
+        users = _without_overridden(sharing)
         if len(users) > 1:
             places = ", ".join(f"{task.__module__}.{task.__qualname__}" for task in users)
             yield _error(number, f"{message(shared)}: {places}.", hint)
+
+
+def _without_overridden(tasks: Tasks) -> Tasks:
+    """Return the tasks but for those of commands that another app's command of the same name stands in for."""
+    apps = get_commands()
+    loaded = {name: f"{apps.get(name or '')}.management.commands.{name}" for name in {t.command_name for t in tasks}}
+    there = {task.command_name for task in tasks if task.__module__ == loaded[task.command_name]}
+    return [task for task in tasks if task.command_name not in there or task.__module__ == loaded[task.command_name]]
 
 
 def check_cronjobs(tasks: Tasks, targets: Sequence[str]) -> Iterator[CheckMessage]:
@@ -159,7 +171,7 @@ def check_history(tasks: Tasks, databases: Sequence[str]) -> Iterator[CheckMessa
     """W002: the history is not migrated in the database of a task. A warning, since an error would stop `migrate`."""
     for alias in sorted({task.using for task in tasks} & set(databases)):
         try:
-            missing = "django_singlecron_jobrun" not in connections[alias].introspection.table_names()
+            missing = _lacks_history(connections[alias])
         except DatabaseError as error:
             yield _warning(
                 "W003",
@@ -173,6 +185,16 @@ def check_history(tasks: Tasks, databases: Sequence[str]) -> Iterator[CheckMessa
                 f'The history is not migrated in the database "{alias}", so its jobs refuse to run.',
                 f"Run: manage.py migrate django_singlecron --database {alias}.",
             )
+
+
+def _lacks_history(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a database has no history, or one that migrations are missing of."""
+    table = JobRun._meta.db_table
+    with connection.cursor() as cursor:
+        if table not in connection.introspection.table_names(cursor):
+            return True
+        columns = {column.name for column in connection.introspection.get_table_description(cursor, table)}
+    return not {field.column for field in JobRun._meta.concrete_fields} <= columns
 
 
 def check_schedules(tasks: Tasks, jobs: Sequence[cronjobs.Job]) -> Iterator[CheckMessage]:

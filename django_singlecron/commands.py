@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import IO, Any, cast
 
@@ -47,7 +47,7 @@ def trigger_of(command: BaseCommand) -> JobRun.Trigger:
 def describe_process(argv: tuple[str, ...]) -> str:
     """Return which command a process is by its `sys.argv`, such as `manage.py nightly_billing`, without arguments.
 
-    They may hold secrets, and those of the job are recorded as such.
+    Arguments may hold secrets; those of the job are recorded by themselves, masked.
     """
     program = os.path.basename(argv[0]) if argv else ""
     if program == "__main__.py":
@@ -83,10 +83,20 @@ def run_handle(
         outcome = launch.run(make_call(body))
     except (RunRefused, InvalidName) as error:
         raise CommandError(str(error)) from error
-    if not outcome.result.ran and options.get("verbosity", 1) > 0:
-        notice = f"Skipped: {outcome.explain()}."
-        command.stderr.write(notice, command.style.NOTICE)
+    tell_skipped(command, outcome, options.get("verbosity"))
     return outcome
+
+
+def tell_skipped(command: BaseCommand, outcome: Outcome, verbosity: object) -> None:
+    """Say on a command's stderr that a job was skipped, unless its verbosity is 0.
+
+    That nobody can be told, on a stream that is closed or full, is not the job's failure.
+    """
+    # call_command() passes on what it is given as it is.
+    if outcome.result.ran or verbosity in (0, "0"):
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        command.stderr.write(f"Skipped: {outcome.explain()}.", command.style.NOTICE)
 
 
 @contextmanager

@@ -16,9 +16,8 @@ def is_crontab_run() -> bool:
 
 
 def keep_exit_code(error: BaseException) -> None:
-    """Let the process that django-crontab started exit as `error` says, which is caught there."""
-    code = _exit_code(error)
-    if code and is_crontab_run():
+    """Let the process that django-crontab started, and which catches `error` there, exit as it would have without."""
+    if is_crontab_run() and (code := _exit_code(error)):
         fail_at_exit(code)
 
 
@@ -32,7 +31,8 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         # As the interpreter reads it: nothing is success, a text is a failure.
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return error.returncode if isinstance(error, CommandError) else 1
+    # A subclass may have left out CommandError's constructor.
+    return getattr(error, "returncode", 1) if isinstance(error, CommandError) else 1
 
 
 def _exit(code: int) -> None:

@@ -70,8 +70,8 @@ class InvalidSlot(RunRefused, ValueError):
 class LockLost(SinglecronError):
     """The job ended the transaction that held its lock, by a raw COMMIT or ROLLBACK or by closing its connection.
 
-    The run is recorded as `lost`: another replica may have started meanwhile, and what the job wrote
-    before that point may be committed. Use `transaction.atomic()` inside a job; it becomes a savepoint.
+    The run is recorded as `lost`: another replica may have started meanwhile, and what the job wrote, before that point
+    or with psycopg2 after it, may be committed. Use `transaction.atomic()` inside a job; it becomes a savepoint.
     """
 
 

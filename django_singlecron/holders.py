@@ -72,30 +72,31 @@ def find(
     """
     nameless = None
     for asked, pause in enumerate(WAITS_SECONDS):
+        nameless_before, nameless = nameless, None
         held = fetch_all(connection, Sql(_FIND, [row.key, attempt.key.is_pair, asked > 0]))
         if held:
             session, named, *run = held[0]
             if run[0] is not None:
                 return Holder(*run)
-            if named is None and session == nameless:
-                return _the_only_one(connection, candidates)
-            # It is about to name its session, or was about to let go; or its row is newer than what this statement
-            # could see, or deleted.
-            nameless = session if named is None else None
+            if named is None:
+                # It is about to name its session, or to let go. If it was so at the last look, it is no run.
+                if session == nameless_before:
+                    return _only_candidate_left(connection, candidates)
+                nameless = session
+            # Else its row is newer than what this statement could see, or deleted.
         else:
             ended = _find_ended(connection, attempt, row, candidates, since=row.started_at)
             if ended:
                 return ended
             # It failed, and is about to say so, or was killed.
-            nameless = None
         time.sleep(pause)
-    return _the_only_one(connection, candidates) or _find_ended(
+    return _only_candidate_left(connection, candidates) or _find_ended(
         connection, attempt, row, candidates, since=row.started_at - COMMIT_TAKES
     )
 
 
-def _the_only_one(connection: BaseDatabaseWrapper, candidates: Sequence[Holder]) -> Holder | None:
-    """Return the one of several runs that may be the holder that has not found meanwhile that it lost."""
+def _only_candidate_left(connection: BaseDatabaseWrapper, candidates: Sequence[Holder]) -> Holder | None:
+    """Return the one candidate that has not found out meanwhile that it lost; None when there are more, or none."""
     acquired = JobRun.objects.using(connection.alias).acquired().filter(pk__in=[c.run_id for c in candidates])
     ids = set(acquired.values_list("pk", flat=True))
     left = [candidate for candidate in candidates if candidate.run_id in ids]

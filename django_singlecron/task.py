@@ -141,11 +141,19 @@ class SingletonTask(Generic[P, R]):
             return _command_name(type(command))
         return self.name_of_call((command, *args), options)
 
-    def is_handle_of(self, command: object) -> bool:
-        """Whether it is the `handle()` of a command, or of a class that the command's inherits from."""
-        return isinstance(command, BaseCommand) and any(
-            vars(base).get("handle") is self for base in type(command).__mro__
-        )
+    def is_handle_of(self, command: BaseCommand) -> bool:
+        """Whether it is the `handle()` of a command, or of a class that the command's inherits from.
+
+        Raises `InvalidTask` when that is hidden by another decorator, from Django too.
+        """
+        if any(vars(base).get("handle") is self for base in type(command).__mro__):
+            return True
+        if self.func.__name__ == "handle":
+            raise InvalidTask(
+                f"The handle() of {type(command).__module__} has a decorator above @singleton_task, which hides from "
+                "Django that it is one. Put @singleton_task on top, or on the class."
+            )
+        return False
 
     def __set_name__(self, owner: type, name: str) -> None:
         if name == "handle" and issubclass(owner, BaseCommand):
@@ -161,7 +169,7 @@ class SingletonTask(Generic[P, R]):
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast("R", self._run(args, kwargs, Request()))
 
     def run(self, /, *args: Any, force: bool = False, slot: datetime | None = None, **kwargs: Any) -> R:
@@ -204,8 +212,8 @@ class SingletonTask(Generic[P, R]):
         from . import calling
 
         try:
-            if args and self.is_handle_of(args[0]):
-                return calling.run_command(self, cast("BaseCommand", args[0]), args[1:], kwargs, request).result.value
+            if args and isinstance(args[0], BaseCommand) and self.is_handle_of(args[0]):
+                return calling.run_command(self, args[0], args[1:], kwargs, request).result.value
             return calling.run_function(self, args, kwargs, request).result
         except BaseException as error:
             crontab.keep_exit_code(error)

@@ -13,6 +13,7 @@ from django.core.management.color import no_style
 
 from django_singlecron.capture import (
     _RUN_HANDLER,
+    CapturedLogging,
     OutputTail,
     TeeOutput,
     TeeStream,
@@ -98,6 +99,28 @@ def test_a_commands_output_goes_to_both_with_its_style_on_the_terminal_alone() -
     tee.flush()
     assert terminal.getvalue() == "<one\n>two\nthree\nfour\n"
     assert tail.text() == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_signal_handler_may_write_in_the_middle_of_what_it_interrupts() -> None:
+    class Interrupted(str):
+        def __len__(self) -> int:
+            tail.append("by the handler, ")
+            return super().__len__()
+
+        def __getitem__(self, key: Any) -> str:
+            return self
+
+    tail = OutputTail(100)
+    with tail._lock:
+        # As while the lock is held, too.
+        tail.append(Interrupted("by the job"))
+    assert tail.text() == "by the handler, " * 2 + "by the job"
+
+
+def test_a_signal_handler_may_run_a_job_while_another_begins() -> None:
+    with CapturedLogging._lock, CapturedLogging():
+        pass
+    assert CapturedLogging._entered == 0
 
 
 def test_a_stream_is_written_to_both_and_is_itself_otherwise() -> None:

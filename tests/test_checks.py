@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.checks import CheckMessage, Tags
 from django.core.management import call_command
-from django.core.management.base import SystemCheckError
+from django.core.management.base import BaseCommand, SystemCheckError
 from django.db import connection, connections
 
 from django_singlecron import SingletonTask, checks, registry, singleton_task
@@ -132,6 +132,20 @@ def test_e007_two_tasks_of_one_name() -> None:
         'Two jobs are named "job", so one is skipped while the other runs: shop.cron.job, bakery.cron.job.'
     )
     assert ids(checks.check_names([make_task("a:{{b}}"), make_task("a:{{c}}")])) == []
+
+
+def test_e007_a_command_that_another_app_overrides_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command_in(app: str) -> SingletonTask[Any, Any]:
+        module, name = f"{app}.management.commands.nightly", "<locals>.Command"
+        members = {"__module__": module, "__qualname__": name, "handle": lambda self, **options: None}
+        command: Any = singleton_task(type("Command", (BaseCommand,), members))
+        return cast("SingletonTask[Any, Any]", command.handle)
+
+    tasks = [command_in("shop"), command_in("till")]
+    assert ids(checks.check_names(tasks)) == ["E007"]
+    monkeypatch.setattr(checks, "get_commands", lambda: {"nightly": "till"})
+    assert ids(checks.check_names(tasks)) == []
+    assert ids(checks.check_names([*tasks, make_task("nightly")])) == ["E007"]
 
 
 def test_e008_two_tasks_of_one_key() -> None:
@@ -284,10 +298,16 @@ def test_migrate_is_not_told_what_it_is_about_to_mend(db: None, monkeypatch: pyt
     assert checks.run_database_checks(databases=["default"]) == []
 
 
+def test_a_history_that_lacks_a_column_is_not_migrated(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_singlecron_jobrun RENAME COLUMN forced TO obliged")
+    assert ids(checks.run_database_checks(databases=["default"])) == ["W002"]
+
+
 def test_database_checks_run_only_when_asked_for(django_assert_num_queries: Any, db: None) -> None:
     with django_assert_num_queries(0):
         call_command("check", stdout=StringIO())
-    with django_assert_num_queries(1):
+    with django_assert_num_queries(3):
         call_command("check", tags=[Tags.database], databases=["default"], stdout=StringIO())
 
 

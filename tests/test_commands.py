@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, no_translations
 from django.db import transaction
 
-from django_singlecron import commands, singleton_task
+from django_singlecron import InvalidTask, commands, singleton_task
 from django_singlecron.capture import CapturedLogging
 from django_singlecron.conf import Settings
 from django_singlecron.models import JobRun
@@ -358,6 +358,106 @@ def test_a_last_resort_that_the_job_sets_stays(
     monkeypatch.setattr(logging, "lastResort", logging.lastResort)
     assert singleton_task("sets")(lambda: setattr(logging, "lastResort", own))()
     assert logging.lastResort is own
+
+
+# Handles that call handles
+
+
+@pytest.fixture
+def reorder() -> tuple[type[BaseCommand], list[str]]:
+    """A command whose own `handle()` calls the decorated one that it inherits, and what was done."""
+    done: list[str] = []
+
+    @singleton_task
+    class Base(BaseCommand):
+        def handle(self, *args: Any, **options: Any) -> str:
+            done.append("base")
+            return "restocked"
+
+    class Command(Base):
+        __module__ = "shop.management.commands.reorder"
+
+        def handle(self, *args: Any, **options: Any) -> str:
+            done.append("own")
+            return str(super().handle(*args, **options))
+
+    return Command, done
+
+
+@pytest.mark.parametrize("how", ["itself", "wrapped", "decorated"])
+def test_a_handle_that_calls_the_one_it_inherits_does_the_work_of_both(
+    manage: Manage, add_commands: Callable[..., None], reorder: tuple[type[BaseCommand], list[str]], how: str
+) -> None:
+    command, done = reorder
+    add_commands(reorder=(singleton_task(command) if how == "decorated" else command)())
+    words = ["singlecron", "run"] if how == "wrapped" else []
+    finished = manage(*words, "reorder")
+    assert (finished.code, finished.out, finished.err) == (0, "restocked\n", "")
+    assert done == ["own", "base"]
+    assert list(JobRun.objects.values_list("job", "status")) == [("reorder", "succeeded")]
+
+
+def test_a_handle_that_is_called_under_another_name_is_refused(
+    manage: Manage, add_commands: Callable[..., None], reorder: tuple[type[BaseCommand], list[str]]
+) -> None:
+    command, done = reorder
+    add_commands(reorder=command())
+    finished = manage("singlecron", "run", "--name", "other", "reorder")
+    assert (finished.code, done) == (1, ["own"])
+    assert 'The job "reorder" did not run: it was called inside the job "other"' in finished.err
+
+
+def test_a_handle_that_calls_itself_is_skipped_inside(db: None) -> None:
+    inside: list[Any] = []
+
+    def handle(self: BaseCommand, *args: Any, **options: Any) -> None:
+        inside.append(self.handle(*args, **options))
+
+    call_command(make_command(handle))
+    assert inside == [None]
+    assert sorted(JobRun.objects.values_list("status", flat=True)) == ["skipped", "succeeded"]
+
+
+def test_a_handle_below_another_decorator_is_refused_before_it_runs(db: None) -> None:
+    done: list[int] = []
+
+    @no_translations
+    @singleton_task
+    def handle(self: Any, *args: Any, **options: Any) -> None:
+        done.append(1)
+
+    command = type("Command", (BaseCommand,), {"handle": handle})()
+    with pytest.raises(InvalidTask, match="Put @singleton_task on top, or on the class"):
+        call_command(command)
+    assert (done, JobRun.objects.count()) == ([], 0)
+
+
+# What is said of a skip
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("verbosity", ["0", "1", None, 1])
+def test_a_skip_is_told_by_whatever_verbosity_a_caller_gives(db: None, verbosity: Any) -> None:
+    stderr = io.StringIO()
+    with hold_lock("made"):
+        call_command(make_command(lambda self, **options: None), verbosity=verbosity, stderr=stderr)
+    assert bool(stderr.getvalue()) is (verbosity != "0")
+
+
+def test_a_skip_that_nobody_can_be_told_of_is_one_all_the_same(db: None) -> None:
+    with hold_lock("made"):
+        call_command(make_command(lambda self, **options: None), stderr=Closed())
+    assert latest().status == "skipped"
+
+
+def test_lines_that_are_written_together_are_kept(db: None) -> None:
+    out = io.StringIO()
+    call_command(make_command(lambda self, **options: self.stdout.writelines(["a\n", "b\n"])), stdout=out)
+    assert out.getvalue() == latest().output == "a\nb\n"
 
 
 # In a process of its own

@@ -68,6 +68,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
+class Bare(CommandError):
+    def __init__(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -75,6 +79,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         (KeyboardInterrupt(), 1),
         (CommandError("x"), 1),
         (CommandError("x", returncode=5), 5),
+        (Bare(), 1),
         (SystemExit(3), 3),
         (SystemExit("a text"), 1),
         (SystemExit(True), 1),

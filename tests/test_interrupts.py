@@ -21,7 +21,7 @@ from django.db import DatabaseError, connection
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run, interrupts
-from django_singlecron.capture import CapturedLogging
+from django_singlecron.capture import CapturedLogging, OutputTail
 from django_singlecron.interrupts import Deadline, Interruption, Terminated, shut_down
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired
@@ -498,14 +498,27 @@ def forked(child: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def test_a_child_that_logs_in_a_run_does_not_wait_for_another_thread_of_its_parent() -> None:
+def test_a_child_that_writes_and_logs_in_a_run_does_not_wait_for_another_thread_of_its_parent() -> None:
     def child() -> int:
         signal.alarm(10)
+        tail.append("of the child")
         with CapturedLogging():
             return 0
 
-    with CapturedLogging._lock:
-        assert forked(child) == 0
+    taken, forked_already = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with CapturedLogging._lock, tail._lock:
+            taken.set()
+            forked_already.wait(WAIT)
+
+    tail = OutputTail(100)
+    other = threading.Thread(target=hold)
+    other.start()
+    assert taken.wait(WAIT)
+    assert forked(child) == 0
+    forked_already.set()
+    other.join(WAIT)
 
 
 @pytest.mark.parametrize("end", ["returns", "raises", "exits"])

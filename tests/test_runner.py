@@ -762,7 +762,7 @@ def test_a_transaction_that_was_begun_by_hand_lets_no_job_start(is_broken: bool)
                 cursor.execute("SELECT 1/0")
         with pytest.raises(OuterTransaction, match="a raw BEGIN left"):
             job(lambda: ran.append(1), using=alias)()
-        cursor.execute("ROLLBACK")
+        cursor.execute("COMMIT")
     assert ran == []
     assert JobRun.objects.count() == 0
     assert is_free()

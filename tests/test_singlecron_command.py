@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core import management
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection, transaction
@@ -362,3 +363,32 @@ def test_a_process_that_fails_prints_what_the_undecorated_prints(transactional_d
     wrapped = run_process("singlecron", "run", "probe", "fail", "5")
     assert (wrapped.code, wrapped.out, wrapped.err) == (5, "", "CommandError: failed as told\n")
     assert latest().status == JobRun.Status.FAILED
+
+
+def test_what_is_no_base_command_is_refused(
+    manage: Manage, add_commands: AddCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Adapter:
+        def run_from_argv(self, argv: list[str]) -> None: ...
+
+    load = management.load_command_class
+    adapter = Adapter()
+    monkeypatch.setattr(
+        management, "load_command_class", lambda app, name: adapter if name == "clicky" else load(app, name)
+    )
+    add_commands(clicky="shop")
+    finished = manage("singlecron", "run", "clicky")
+    assert (finished.code, finished.out) == (1, "")
+    assert finished.err.startswith("CommandError: clicky is no BaseCommand")
+    assert JobRun.objects.count() == 0
+
+
+@pytest.mark.parametrize("option", [["--verbosity", "0"], ["-v0"], ["--no-color", "-v", "0"]])
+def test_call_command_takes_the_options_of_every_command_after_run_too(
+    db: None, add_commands: AddCommands, option: list[str]
+) -> None:
+    stderr = io.StringIO()
+    with hold_lock("probe"):
+        call_command("singlecron", "run", *option, "probe", "tell", stderr=stderr)
+    assert stderr.getvalue() == ""
+    assert latest().status == "skipped"

@@ -226,3 +226,8 @@ def test_run_is_a_call_that_may_be_forced_or_given_a_slot(db: None) -> None:
     with pytest.raises(InvalidSlot, match="has no slots: it has neither once_per= nor schedule="):
         singleton_task("slotless")(lambda: None).run(slot=yesterday)
     assert JobRun.objects.count() == 5
+
+
+def test_a_keyword_may_be_called_self(db: None) -> None:
+    task = singleton_task("named")(lambda **named: named)
+    assert task(self=1).value == {"self": 1}  # type: ignore[call-arg]  # a lambda's arguments are not known

@@ -161,6 +161,14 @@ class TestOnSQLite:
             assert written(alias) == []
             assert [run.status for run in JobRun.objects.using(alias)] == ["lost"]
 
+    def test_a_raw_begin_is_refused(self, tmp_path: Path) -> None:
+        with sqlite(tmp_path) as alias, connections[alias].cursor() as cursor:
+            cursor.execute("BEGIN")
+            with pytest.raises(OuterTransaction, match="a raw BEGIN left"):
+                job(write, using=alias)()
+            cursor.execute("COMMIT")
+            assert not JobRun.objects.using(alias).exists()
+
     def test_a_history_that_is_not_migrated(self, tmp_path: Path) -> None:
         with sqlite(tmp_path, migrated=False) as alias, pytest.raises(HistoryNotMigrated, match="--database lite"):
             job(write, using=alias)()

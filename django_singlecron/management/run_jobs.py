@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_singlecron import backfill, calling, registry
 from django_singlecron.calls import Outcome
+from django_singlecron.commands import tell_skipped
 from django_singlecron.exceptions import InvalidName, RunRefused
 from django_singlecron.invoke import put_under_lock
 from django_singlecron.task import Request, SingletonTask
@@ -101,6 +102,11 @@ class CommandJob:
         self._options = options
         self._argv = argv
         command_class = type(self._load())
+        if not issubclass(command_class, BaseCommand):
+            raise CommandError(
+                f"{command} is no BaseCommand, so there is no handle() to put under a lock. Decorate the function that "
+                "does its work with @singleton_task."
+            )
         self.task = run_arguments.task_of_command(command_class, command, options)
         self.name = self.task.name_for(command_class)
         self.value: Any = None
@@ -166,8 +172,7 @@ class FunctionJob:
         except RunRefused as error:
             raise CommandError(str(error)) from error
         self.value = outcome.result.value
-        if not outcome.result.ran and self._verbosity > 0:
-            wrapper.stderr.write(f"Skipped: {outcome.explain()}.", wrapper.style.NOTICE)
+        tell_skipped(wrapper, outcome, self._verbosity)
         if self.value is not None:
             wrapper.stdout.write(str(self.value))
         return outcome

@@ -47,6 +47,12 @@ class Command(BaseCommand):
             allow_abbrev=False,
         )
         run_arguments.add_arguments(run)
+        # After `run` too, as call_command() passes them on.
+        run.add_argument(
+            "-v", "--verbosity", type=int, choices=range(4), default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        for option in ("--traceback", "--no-color", "--force-color"):
+            run.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         run.add_argument("wrapped", metavar="COMMAND", help="The management command to run, or a task's name.")
         wrapped_args = run.add_argument("wrapped_args", metavar="ARGS", nargs=argparse.REMAINDER, help="Its arguments.")
         wrapped_args.required = False
