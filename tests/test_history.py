@@ -180,7 +180,8 @@ def test_an_attempt_that_lost_meanwhile_is_not_taken_for_the_holder(loser: str) 
     assert (result.ran, result.held_by) == (False, ended[0].pk)
 
 
-def test_a_session_that_lets_go_as_it_is_looked_at_does_not_make_another_attempt_the_holder() -> None:
+@pytest.mark.parametrize("seen", ["one after the other", "the same, with a gap"])
+def test_sessions_that_let_go_as_they_are_looked_at_do_not_make_another_attempt_the_holder(seen: str) -> None:
     ended: list[JobRun] = []
     with session() as first, session() as second, session() as third:
         running_row(**live(third))
@@ -194,12 +195,15 @@ def test_a_session_that_lets_go_as_it_is_looked_at_does_not_make_another_attempt
             take(second)
 
         def end() -> None:
-            second.connection.rollback()
+            for holder in (first, second):
+                holder.connection.rollback()
             ended.append(running_row(status="succeeded", finished_at=second.one("SELECT clock_timestamp()")))
 
         take(first)
+        again = [first.connection.rollback, lambda: take(first)]
+        looks = [change] if seen == "one after the other" else again
         # Neither session has a name or a row, as one whose run was just committed.
-        with before_statement("SELECT held.pid", lambda: None, change, end):
+        with before_statement("SELECT held.pid", lambda: None, *looks, end):
             result = job(write)()
     assert (result.ran, result.held_by) == (False, ended[0].pk)
 
