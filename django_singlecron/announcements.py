@@ -6,6 +6,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -20,11 +21,11 @@ from .models import JobRun
 logger = logging.getLogger("django_singlecron")
 
 
-def acquired(run: Run) -> None:
-    """Say, inside the run's transaction, that it is about to start."""
+def acquired(run: Run) -> bool:
+    """Say, inside the run's transaction, that it is about to start; return whether somebody heard it."""
     _log(logging.INFO, run.name, run.id, 'Job "%s" acquired: run %s starts.', run.name, run.id)
     if not signals.run_acquired.has_listeners(JobRun):
-        return
+        return False
     try:
         # A savepoint, so that a receiver's database error does not break the job's transaction.
         with transaction.atomic(using=run.using):
@@ -33,6 +34,7 @@ def acquired(run: Run) -> None:
     except DatabaseError as error:
         message = 'A receiver of run_acquired broke its savepoint in run %s of the job "%s".'
         _log(logging.ERROR, run.name, run.id, message, run.id, run.name, error=error)
+    return True
 
 
 def skipped(
@@ -139,7 +141,8 @@ def _log(
         logger.log(level, message, *args, exc_info=error, extra={"job": job, "run_id": run_id}, stacklevel=2)
     except Exception:
         # A handler that raises, such as a mail's that cannot write the error's text, is not the run's failure.
-        traceback.print_exc()
+        with suppress(Exception):
+            traceback.print_exc()
 
 
 def _send(signal: Signal, job: str, run_id: int | None, using: str, **more: object) -> list[tuple[Any, Any]]:

@@ -33,13 +33,20 @@ def call_body(call: Call, context: RunContext, deadline: Deadline | None) -> tup
             if inspect.iscoroutine(value):
                 value = async_to_sync(_await)(value, deadline)
     except SystemExit as error:
-        if error.code not in (None, 0) or os.getpid() != pid:
+        # As the interpreter reads it: only an integer is a code.
+        succeeded = error.code is None or (isinstance(error.code, int) and error.code == 0)
+        if not succeeded or os.getpid() != pid:
             raise
         return None, error
     finally:
         run_context.reset(outside)
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise InvalidTask(f'The job "{call.job}" returned a generator, so none of its code ran.')
+    if hasattr(type(value), "__await__"):
+        raise InvalidTask(
+            f'The job "{call.job}" returned a {type(value).__name__}, which waits to be awaited. Let it be a coroutine '
+            "function, or await that."
+        )
     return value, None
 
 

@@ -277,5 +277,8 @@ def error_traceback(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except BaseException:  # as above
-        text = "".join(traceback.format_tb(error.__traceback__)) + f"{error_class(error)}: {error_message(error)}\n"
+        frames: list[str] = []
+        with suppress(BaseException):
+            frames = traceback.format_tb(error.__traceback__)
+        text = "".join(frames) + f"{error_class(error)}: {error_message(error)}\n"
     return cut_middle(clean(text), MAX_TRACEBACK)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
 from django.conf import settings
-from django.db import Error, InterfaceError, OperationalError, transaction
+from django.db import Error, IntegrityError, InterfaceError, OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -153,6 +153,12 @@ def sqlstate(error: BaseException) -> str | None:
     """Return PostgreSQL's code of an error, whichever driver reported it."""
     cause = error.__cause__
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
+def violates(error: IntegrityError, constraint: str) -> bool:
+    """Whether an error is of this constraint of the history's; SQLite, which does not name it, is believed."""
+    diagnosis = getattr(error.__cause__, "diag", None)
+    return diagnosis is None or diagnosis.constraint_name == constraint
 
 
 def refusal(error: Error, job: str, alias: str) -> RunRefused:

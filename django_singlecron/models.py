@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # the future: the server's clock was set back since. Until then it is in doubt, too, whether it holds the lock.
 LOST_AFTER_SECONDS = 10
 
+SLOT_CONSTRAINT = "singlecron_slot"
+
 # DISTINCT ON would read every row; this walks from job to job along the index on (job, id). Ordered by both, since with
 # the job alone given, the planner may look for its newest run by walking all runs from the newest on.
 _NEWEST_OF_EACH_JOB = """
@@ -172,7 +174,7 @@ class JobRun(models.Model):
             models.UniqueConstraint(
                 fields=("job", "slot"),
                 condition=Q(status="succeeded", slot__isnull=False),
-                name="singlecron_slot",
+                name=SLOT_CONSTRAINT,
             ),
         )
 

@@ -25,11 +25,12 @@ from .exceptions import ForkedRun, InvalidSlot, LockLost
 from .interrupts import Deadline, KeptFromChildren, SigtermRaises
 from .locks import Hold
 from .locks.postgres import PostgresLock
-from .models import JobRun
+from .models import SLOT_CONSTRAINT, JobRun
 from .slots import slot_at
 from .transactions import (
     OpenBlocks,
     block_left_open,
+    commits_nothing,
     explain_broken_transaction,
     history_out_of_sight,
     is_busy,
@@ -37,6 +38,7 @@ from .transactions import (
     lock_lost,
     refuse_outer_transaction,
     roll_back_to_savepoint,
+    statement_left_open,
 )
 
 # How long a run waits until it looks again what became of an older attempt.
@@ -108,6 +110,7 @@ class Runner:
         except RaceLost:
             return self._skipped_after_probe()
         except SlotTaken as taken:
+            self._restore_inner_attempts()
             return self._skipped_after_all(taken.earlier or self._find_taker())
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and CancelledError end a run as any error does.
@@ -127,9 +130,6 @@ class Runner:
                     self.hold()
                     self.context = self._make_context()
                     self._look_again()
-                    announcements.acquired(self.context.run)
-                    if self.call.on_acquired is not None:
-                        self.call.on_acquired(self.row.id)
                     return self._run_job(self.context)
             except InDoubt:
                 # The lock is let go meanwhile: the other attempt may be about to take it.
@@ -248,6 +248,18 @@ class Runner:
             explain_broken_transaction(run, error)
             raise
 
+    def still_holds(self, run: Run) -> bool:
+        """Whether the run's transaction still has its lock."""
+        return not self.is_broken() and history.holds(self.connection, run.id)
+
+    def is_broken(self) -> bool:
+        """Whether the run's transaction can only be rolled back, or is gone with its connection."""
+        return self.connection.closed_in_transaction or self.connection.needs_rollback
+
+    def give_connection_up(self) -> None:
+        """Let the server roll the run back by ending its session."""
+        self.connection.close()
+
     def deadline(self) -> Deadline | None:
         """The watch over the task's timeout."""
         if self.call.timeout is None:
@@ -269,6 +281,11 @@ class Runner:
         blocks = OpenBlocks(self.connection)
         with SigtermRaises(), deadline or nullcontext():
             try:
+                heard = announcements.acquired(context.run)
+                if heard and not (blocks.are_as_before() and self.still_holds(context.run)):
+                    raise lock_lost(context.run, "had a receiver of run_acquired that ended or left open a transaction")
+                if self.call.on_acquired is not None:
+                    self.call.on_acquired(self.row.id)
                 value, self.exit = call_body(self.call, context, deadline)
                 if os.getpid() != self.attempt.pid:
                     raise ForkedRun(
@@ -277,18 +294,22 @@ class Runner:
                     )
                 if blocks.has_more():
                     raise block_left_open(context.run)
+                if is_busy(self.connection):
+                    raise statement_left_open(context.run)
                 try:
                     self.mark_succeeded(context.run)
                 except IntegrityError as error:
-                    if self.attempt.slot is None:
-                        raise
-                    # The unique index on the slot, which holds even where the lock did not.
-                    raise SlotTaken(None) from error
+                    # It holds even where the lock did not.
+                    if self.attempt.slot is not None and database.violates(error, SLOT_CONSTRAINT):
+                        raise SlotTaken(None) from error
+                    raise
             except BaseException:
                 blocks.forget_more()
                 timed_out = deadline is not None and deadline.passed
-                # After its deadline, or in the middle of a statement, the connection takes no other.
-                if not timed_out and not is_busy(self.connection):
+                # In the middle of a statement the connection takes no other, not even ROLLBACK while a stream holds it.
+                if is_busy(self.connection):
+                    self.give_connection_up()
+                elif not timed_out:
                     # Should the way back be broken off, nobody knows what was committed.
                     self.lock_was_lost = True
                     rolled_back = roll_back_to_savepoint(self.connection)
@@ -305,6 +326,9 @@ class Runner:
         lost = self.lock_was_lost or isinstance(error, LockLost)
         status = JobRun.Status.LOST if lost else JobRun.Status.FAILED
         try:
+            if commits_nothing(self.connection):
+                # As an on_commit hook left it.
+                self.connection.close()
             token = self.context.run.token_if_drawn if self.context else None
             if self.context:
                 self.context.run.end(token)

@@ -51,7 +51,7 @@ def refuse_outer_transaction(connection: BaseDatabaseWrapper, job: str, outer: R
             f'The job "{job}" did not run: set_autocommit(False) left the database "{alias}" in a transaction. '
             "Commit it and set autocommit again before."
         )
-    if _is_in_transaction(connection):
+    if is_in_transaction(connection):
         raise OuterTransaction(
             f'The job "{job}" did not run: a raw BEGIN left the database "{alias}" in a transaction. End it before, or '
             "use transaction.atomic() in its place."
@@ -80,7 +80,14 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
     return _transaction_status(connection) == _ACTIVE
 
 
-def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+def commits_nothing(connection: BaseDatabaseWrapper) -> bool:
+    """Whether what is sent next becomes part of a transaction that nobody commits."""
+    if connection.in_atomic_block or connection.connection is None:
+        return False
+    return not connection.autocommit or is_in_transaction(connection)
+
+
+def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Whether the connection is in a transaction, by what its driver knows; Django does not notice a raw BEGIN."""
     in_sqlite_transaction: bool = getattr(connection.connection, "in_transaction", False)
     return in_sqlite_transaction or _transaction_status(connection) in _IN_A_TRANSACTION
@@ -130,6 +137,10 @@ class OpenBlocks:
         """Whether more are open now."""
         return len(self._connection.atomic_blocks) > self._blocks
 
+    def are_as_before(self) -> bool:
+        """Whether none was left open, and none ended."""
+        return len(self._connection.atomic_blocks) == self._blocks
+
     def forget_more(self) -> None:
         """Let Django take the run's own block for the innermost again: it would else leave the transaction open."""
         del self._connection.atomic_blocks[self._blocks :], self._connection.savepoint_ids[self._savepoints :]
@@ -140,6 +151,14 @@ def block_left_open(run: Run) -> TransactionBroken:
     return TransactionBroken(
         f'The job "{run.name}" left a transaction.atomic() block open, as a generator does that is not used up, so its '
         "work cannot be committed. Close such a generator, or let it return a list."
+    )
+
+
+def statement_left_open(run: Run) -> TransactionBroken:
+    """Return the error of a run whose connection is still in the middle of a statement."""
+    return TransactionBroken(
+        f'The job "{run.name}" left a statement open, as a stream or a COPY that is not read or written to its end, so '
+        "its work cannot be committed. Use it in a with block, or to its end."
     )
 
 

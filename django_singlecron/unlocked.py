@@ -47,6 +47,9 @@ class UnlockedRunner(Runner):
     def draw_token(self) -> Callable[[], int] | None:
         return None
 
+    def still_holds(self, run: Run) -> bool:
+        return not self.is_broken()
+
     def mark_succeeded(self, run: Run) -> None:
         try:
             renew_savepoint(self.connection)
@@ -88,6 +91,9 @@ class TestCaseRunner(UnlockedRunner):
         if not self._try(lambda: fetch_all(self.connection, statement))[0][0]:
             raise RaceLost
         super().hold()
+
+    def give_connection_up(self) -> None:
+        """Nothing: what the test did so far would go with it."""
 
     def draw_token(self) -> Callable[[], int] | None:
         return partial(history.draw_token_without_lock, self.connection)

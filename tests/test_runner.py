@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from django.db import (
     connections,
     transaction,
 )
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.utils import InternalError, ProgrammingError
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
@@ -32,6 +35,7 @@ from django_singlecron import (
     LockLost,
     OuterTransaction,
     RunResult,
+    RunTimedOut,
     TransactionBroken,
     current_run,
 )
@@ -43,6 +47,7 @@ from tests.support.deadlines import wait_until
 from .support.threads import in_thread
 from .support_core import (
     TAKES_LOCK,
+    WAIT,
     before_statement,
     database_alias,
     is_free,
@@ -768,7 +773,58 @@ def test_a_transaction_that_was_begun_by_hand_lets_no_job_start(is_broken: bool)
     assert is_free()
 
 
+# What a job leaves open
+
+
+def leave_a_stream(kept: list[Any]) -> None:
+    rows = connection.cursor().stream("SELECT generate_series(1, 100000)")
+    kept.append(rows)
+    next(rows)
+
+
+def leave_a_copy(kept: list[Any]) -> None:
+    copy = connection.cursor().copy("COPY billing_tenant (name, monthly_fee) FROM STDIN")
+    kept.append(copy)
+    copy.__enter__()
+
+
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg2 has neither; with psycopg 3 this runs")
+@pytest.mark.parametrize("leave", [leave_a_stream, leave_a_copy])
+@pytest.mark.parametrize("end", ["returns", "raises", "is late"])
+def test_a_statement_that_is_left_open_ends_the_run(leave: Callable[[list[Any]], None], end: str) -> None:
+    kept: list[Any] = []
+
+    def work() -> None:
+        write()
+        leave(kept)
+        if end == "raises":
+            raise ZeroDivisionError
+        if end == "is late":
+            time.sleep(WAIT)
+
+    errors = {"returns": TransactionBroken, "raises": ZeroDivisionError, "is late": RunTimedOut}
+    with pytest.raises(errors[end]):
+        job(work, timeout=0.2 if end == "is late" else None)()
+    assert the_run().status == "failed"
+    assert written() == []
+    wait_until(is_free, what="the lock free")
+    assert job(write)()
+
+
 # Coroutines
+
+
+class Waiting:
+    def __await__(self) -> Iterator[None]:
+        write()
+        yield
+
+
+def test_what_waits_to_be_awaited_is_refused() -> None:
+    with pytest.raises(InvalidTask, match="returned a Waiting"):
+        job(lambda: Waiting())()
+    assert the_run().status == "failed"
+    assert written() == []
 
 
 async def acoroutine() -> str:
@@ -864,3 +920,59 @@ class BadText(Exception):
 def test_the_connections_of_other_aliases_are_left_alone() -> None:
     assert job(write)()
     assert [wrapper.alias for wrapper in connections.all(initialized_only=True)] == ["default"]
+
+
+# Odd ends
+
+
+class WithoutTraceback(Exception):
+    @property
+    def __traceback__(self) -> None:  # type: ignore[override]
+        raise RuntimeError
+
+
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("code", [0.0, Incomparable()], ids=["a float", "incomparable"])
+def test_only_an_integer_is_an_exit_code(code: object) -> None:
+    with pytest.raises(SystemExit):
+        job(lambda: sys.exit(code))()  # type: ignore[arg-type]
+    assert the_run().status == "failed"
+
+
+def test_an_error_without_a_traceback_comes_out_and_is_recorded() -> None:
+    def fail() -> None:
+        raise WithoutTraceback
+
+    try:
+        job(fail)()
+    except BaseException as error:
+        raised = type(error)
+    assert raised is WithoutTraceback
+    assert (the_run().status, the_run().error_class) == ("failed", "tests.test_runner.WithoutTraceback")
+
+
+def leave_autocommit_off() -> None:
+    transaction.set_autocommit(False)
+
+
+@pytest.mark.parametrize("leave", [leave_autocommit_off, lambda: sql("BEGIN")], ids=["autocommit", "BEGIN"])
+def test_a_hook_that_leaves_a_transaction_open_has_its_error_on_record(leave: Callable[[], None]) -> None:
+    def hook() -> None:
+        leave()
+        raise ZeroDivisionError
+
+    def work() -> None:
+        write()
+        transaction.on_commit(hook)
+
+    with pytest.raises(ZeroDivisionError):
+        job(work)()
+    connection.close()
+    assert (the_run().status, the_run().error_class) == ("succeeded", "ZeroDivisionError")
+    assert written() == ["written"]

@@ -10,12 +10,12 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.dispatch import Signal
 
-from django_singlecron import Run, current_run
+from django_singlecron import LockLost, Run, current_run
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired, run_failed, run_skipped, run_succeeded
 from django_singlecron.testing import hold_lock
 
-from .support_core import database_alias, is_free, job, real_database, the_run, write, written
+from .support_core import database_alias, is_free, job, real_database, sql, the_run, write, written
 
 pytestmark = real_database
 
@@ -165,3 +165,33 @@ def test_a_receiver_works_in_the_runs_transaction() -> None:
         assert job(lambda: None)()
     assert written() == ["audit"]
     assert is_free()
+
+
+def open_block() -> Iterator[None]:
+    with transaction.atomic():
+        yield
+
+
+KEPT: list[Iterator[None]] = []
+
+
+def leave_a_block_open() -> None:
+    KEPT.append(open_block())
+    next(KEPT[-1])
+
+
+@pytest.mark.parametrize("do", [lambda: connection.close(), lambda: sql("COMMIT"), leave_a_block_open])
+def test_a_receiver_that_ends_the_transaction_lets_no_job_start(do: Callable[[], None]) -> None:
+    def receive(**kwargs: Any) -> None:
+        do()
+
+    ran: list[int] = []
+    expected = pytest.raises(LockLost, match="a receiver of run_acquired that ended or left open a transaction")
+    with receiving(run_acquired, receive), expected:
+        job(lambda: ran.append(1))()
+    assert ran == []
+    assert the_run().status == "lost"
+    assert is_free()
+    # Its end would be that of a block of another run.
+    connection.close()
+    KEPT.clear()

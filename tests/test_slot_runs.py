@@ -588,3 +588,12 @@ def slots_hold(task: Any, using: str) -> None:
     rows.update(slot=None)
     assert task().skip_reason == "too_soon"
     assert task.run(slot=slot.replace(tzinfo=None) - timedelta(days=1), force=True).value == slot - timedelta(days=1)
+
+
+@real_database
+def test_only_the_slots_own_index_makes_a_skip() -> None:
+    audit = "IF new.status = 'succeeded' THEN RAISE unique_violation USING MESSAGE = 'audit'; END IF; RETURN new;"
+    with trigger("BEFORE UPDATE", audit), pytest.raises(IntegrityError, match="audit"):
+        job(write, once_per="day")()
+    assert (the_run().status, the_run().error_class) == ("failed", "django.db.utils.IntegrityError")
+    assert written() == []
