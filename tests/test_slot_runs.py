@@ -597,3 +597,18 @@ def test_only_the_slots_own_index_makes_a_skip() -> None:
         job(write, once_per="day")()
     assert (the_run().status, the_run().error_class) == ("failed", "django.db.utils.IntegrityError")
     assert written() == []
+
+
+@real_database
+def test_a_call_of_the_job_from_within_itself_stays_on_record_when_its_slot_is_taken() -> None:
+    def work() -> None:
+        task()
+        running = JobRun.objects.running().get()
+        # Not on this connection, which is in the run's transaction.
+        with database_alias("another") as alias:
+            running.pk, running.status = None, "succeeded"
+            running.save(using=alias, force_insert=True)
+
+    task = job(work, once_per="day")
+    assert task().skip_reason == "already_ran"
+    assert sorted(JobRun.objects.values_list("status", flat=True)) == ["skipped", "skipped", "succeeded"]
