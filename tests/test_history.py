@@ -160,6 +160,17 @@ def test_a_holder_whose_end_was_written_right_before_the_attempt_was_committing_
     assert (result.ran, result.held_by) == (False, holders[0].pk)
 
 
+def test_a_holder_whose_row_was_deleted_is_not_made_up() -> None:
+    with session() as other, session() as third:
+        rivals = [running_row(**live(third)) for _ in range(2)]
+        other.connection.set_autocommit(False)
+        other.execute("SELECT set_config('application_name', %s, true)", f"singlecron/{rivals[-1].pk + 1000} job")
+        assert other.one("SELECT pg_try_advisory_xact_lock(hashtextextended('job', 0))")
+        result = job(write)()
+        other.connection.rollback()
+    assert (result.ran, result.held_by) == (False, None)
+
+
 @pytest.mark.parametrize("loser", ["has lost", "left no row"])
 def test_an_attempt_that_lost_meanwhile_is_not_taken_for_the_holder(loser: str) -> None:
     ended: list[JobRun] = []

@@ -815,16 +815,14 @@ def test_a_statement_that_is_left_open_ends_the_run(leave: Callable[[list[Any]],
 
 
 class Waiting:
-    def __await__(self) -> Iterator[None]:
-        write()
-        yield
+    def __await__(self) -> Any:
+        """Nobody asks for it."""
 
 
 def test_what_waits_to_be_awaited_is_refused() -> None:
     with pytest.raises(InvalidTask, match="returned a Waiting"):
         job(lambda: Waiting())()
     assert the_run().status == "failed"
-    assert written() == []
 
 
 async def acoroutine() -> str:
@@ -932,10 +930,7 @@ class WithoutTraceback(Exception):
 
 
 class Incomparable:
-    def __eq__(self, other: object) -> bool:
-        raise ZeroDivisionError
-
-    __hash__ = None  # type: ignore[assignment]
+    __eq__ = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("code", [0.0, Incomparable()], ids=["a float", "incomparable"])

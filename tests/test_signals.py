@@ -13,7 +13,7 @@ from django.dispatch import Signal
 from django_singlecron import LockLost, Run, current_run
 from django_singlecron.models import JobRun
 from django_singlecron.signals import run_acquired, run_failed, run_skipped, run_succeeded
-from django_singlecron.testing import hold_lock
+from django_singlecron.testing import hold_lock, without_locking
 
 from .support_core import database_alias, is_free, job, real_database, sql, the_run, write, written
 
@@ -165,6 +165,14 @@ def test_a_receiver_works_in_the_runs_transaction() -> None:
         assert job(lambda: None)()
     assert written() == ["audit"]
     assert is_free()
+
+
+def test_receivers_are_looked_after_without_a_lock_too() -> None:
+    heard: list[Any] = []
+    with without_locking(), receiving(run_acquired, lambda **kwargs: heard.append(kwargs["run"])):
+        assert job(write)()
+    assert len(heard) == 1
+    assert the_run().status == "succeeded"
 
 
 def open_block() -> Iterator[None]:
