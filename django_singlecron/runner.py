@@ -256,10 +256,6 @@ class Runner:
         """Whether the run's transaction can only be rolled back, or is gone with its connection."""
         return self.connection.closed_in_transaction or self.connection.needs_rollback
 
-    def give_connection_up(self) -> None:
-        """Let the server roll the run back by ending its session."""
-        self.connection.close()
-
     def deadline(self) -> Deadline | None:
         """The watch over the task's timeout."""
         if self.call.timeout is None:
@@ -308,7 +304,7 @@ class Runner:
                 timed_out = deadline is not None and deadline.passed
                 # In the middle of a statement the connection takes no other, not even ROLLBACK while a stream holds it.
                 if is_busy(self.connection):
-                    self.give_connection_up()
+                    self.connection.close()
                 elif not timed_out:
                     # Should the way back be broken off, nobody knows what was committed.
                     self.lock_was_lost = True

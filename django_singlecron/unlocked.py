@@ -92,9 +92,6 @@ class TestCaseRunner(UnlockedRunner):
             raise RaceLost
         super().hold()
 
-    def give_connection_up(self) -> None:
-        """Nothing: what the test did so far would go with it."""
-
     def draw_token(self) -> Callable[[], int] | None:
         return partial(history.draw_token_without_lock, self.connection)
 

@@ -230,4 +230,4 @@ def test_run_is_a_call_that_may_be_forced_or_given_a_slot(db: None) -> None:
 
 def test_a_keyword_may_be_called_self(db: None) -> None:
     task = singleton_task("named")(lambda **named: named)
-    assert task(self=1).value == {"self": 1}  # type: ignore[call-arg]  # a lambda's arguments are not known
+    assert task(self=1).value == {"self": 1}

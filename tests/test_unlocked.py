@@ -176,6 +176,17 @@ class TestOnSQLite:
 
 @pytest.mark.django_db
 class TestInATestCase:
+    @pytest.mark.skipif(not is_psycopg3, reason="psycopg2 has no stream(); with psycopg 3 this runs")
+    def test_a_stream_that_is_left_open_costs_the_test_its_connection_and_does_not_hang(self) -> None:
+        def work() -> None:
+            rows = connection.cursor().stream("SELECT generate_series(1, 100000)")
+            next(rows)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            job(work)()
+        assert connection.closed_in_transaction
+
     def test_it_runs_and_is_recorded_in_the_tests_transaction(self) -> None:
         seen: list[Any] = []
 
