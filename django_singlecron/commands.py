@@ -95,8 +95,9 @@ def tell_skipped(command: BaseCommand, outcome: Outcome, verbosity: object) -> N
     # call_command() passes on what it is given as it is.
     if outcome.result.ran or verbosity in (0, "0"):
         return
+    notice = f"Skipped: {outcome.explain()}."
     with suppress(OSError, ValueError, AttributeError):
-        command.stderr.write(f"Skipped: {outcome.explain()}.", command.style.NOTICE)
+        command.stderr.write(notice, command.style.NOTICE)
 
 
 @contextmanager
