@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import IO, Any, ClassVar, TextIO, cast
 
 from django.core.management.base import OutputWrapper
@@ -179,6 +180,11 @@ class _LastResort(logging.Handler):
         return True
 
 
+@lru_cache(maxsize=1)
+def _last_resort_after(original: logging.Handler | None) -> _LastResort:
+    return _LastResort(original)
+
+
 class CapturedLogging:
     """In its block, what is logged inside a run and reaches the root logger is appended to that run's tail.
 
@@ -197,7 +203,7 @@ class CapturedLogging:
             if root.handlers:
                 root.addHandler(_RUN_HANDLER)
             elif not isinstance(logging.lastResort, _LastResort):
-                logging.lastResort = _LastResort(logging.lastResort)
+                logging.lastResort = _last_resort_after(logging.lastResort)
             # Last: what an interruption before it leaves, the next block takes away.
             CapturedLogging._entered += 1
 

@@ -93,27 +93,31 @@ def fetch_all(connection: BaseDatabaseWrapper, statement: Sql) -> list[tuple[Any
     return send() if connection.connection is None else reconnecting(connection, send)
 
 
-def send_together(connection: BaseDatabaseWrapper, *statements: Sql) -> tuple[Any, ...]:
-    """Send several statements to PostgreSQL, in one message if possible; return the first row of the last one."""
+def send_together(connection: BaseDatabaseWrapper, *statements: Sql, asked: int) -> tuple[Any, ...]:
+    """Send several statements to PostgreSQL, in one message if possible.
+
+    Returns the first row of the one at the index `asked`.
+    """
     # The driver is there where the database is PostgreSQL.
     from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
     with connection.cursor() as cursor:
-        if hasattr(cursor, "mogrify"):
+        if is_psycopg3 and hasattr(cursor, "mogrify"):
             # The driver puts the values into the text.
             cursor.execute(
-                ";\n".join(statement.text for statement in statements),
+                ";\n".join([statement.text for statement in statements]),
                 [value for statement in statements for value in statement.parameters],
             )
-            # psycopg2 goes to the last answer by itself.
-            while is_psycopg3 and cursor.nextset():
-                pass
-        else:
-            # A message whose values stand apart from its text, or that is prepared, holds a single statement.
-            for statement in statements:
-                cursor.execute(*statement)
-        row: tuple[Any, ...] = cursor.fetchone()
-    return row
+            for _ in range(asked):
+                cursor.nextset()
+            return cast("tuple[Any, ...]", cursor.fetchone())
+        # psycopg2 keeps the answer of a message's last statement alone, and a message whose values stand apart from its
+        # text, or that is prepared, holds a single statement.
+        answers: list[tuple[Any, ...]] = []
+        for statement in statements:
+            cursor.execute(*statement)
+            answers.append(cursor.fetchone() if cursor.description else ())
+    return answers[asked]
 
 
 def now(connection: BaseDatabaseWrapper) -> Now | datetime:

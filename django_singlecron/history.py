@@ -47,6 +47,8 @@ WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status =
 RETURNING run.id, run.job, run.host, run.pid, run.started_at
 """  # noqa: S608  # of constants alone
 
+SET_SAVEPOINT = Sql(f"SAVEPOINT {SAVEPOINT}")
+
 LOST_MESSAGE = (
     "The process that ran the job ended without a word: it was killed, or its host or connection went away. "
     "PostgreSQL rolled its work back and freed the lock."
@@ -83,7 +85,7 @@ def mark_lost(connection: BaseDatabaseWrapper, row: Row, key: LockKey) -> list[t
     return [(job, Holder(run_id, host, pid, started_at)) for run_id, job, host, pid, started_at in rows]
 
 
-def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acquire: Sql) -> bool:
+def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, acquire: Sql) -> bool:
     """Take the lock for the transaction that just began; False when another run has it.
 
     Raises a `RunRefused` that says what to do when the database cannot do it.
@@ -95,9 +97,8 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, acqui
             READ_COMMITTED,
             acquire,
             # After the lock, which it keeps from the job's errors.
-            Sql(f"SAVEPOINT {SAVEPOINT}"),
-            # Tells whether the lock was granted: psycopg2 keeps the last statement's answer alone.
-            Sql(_HOLDS, [str(row.id)]),
+            SET_SAVEPOINT,
+            asked=1,
         )[0]
     except Error as error:
         raise refusal(error, attempt.job, connection.alias) from error

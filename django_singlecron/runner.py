@@ -198,7 +198,7 @@ class Runner:
     def hold(self) -> None:
         """Step 2: set the transaction up, take the real lock, and set a savepoint for the job."""
         hold = Hold(self.row.id, self.call.job, self.call.timeout)
-        if not history.begin_run(self.connection, self.attempt, self.row, self.lock.acquire(self.call.key, hold)):
+        if not history.begin_run(self.connection, self.attempt, self.lock.acquire(self.call.key, hold)):
             raise RaceLost
 
     def draw_token(self) -> Callable[[], int] | None:

@@ -209,12 +209,12 @@ class SingletonTask(Generic[P, R]):
         if self._is_async:
             return self._run_async(args, kwargs, request)
         # Imported by the call: models cannot be imported while the apps that hold tasks are being loaded.
-        from . import calling
+        from .calling import run_command, run_function
 
         try:
             if args and isinstance(args[0], BaseCommand) and self.is_handle_of(args[0]):
-                return calling.run_command(self, args[0], args[1:], kwargs, request).result.value
-            return calling.run_function(self, args, kwargs, request).result
+                return run_command(self, args[0], args[1:], kwargs, request).result.value
+            return run_function(self, args, kwargs, request).result
         except BaseException as error:
             crontab.keep_exit_code(error)
             raise
@@ -232,10 +232,10 @@ class SingletonTask(Generic[P, R]):
         self.name_of_call(args, kwargs)
 
     async def _run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request) -> RunResult[Any]:
-        from . import calling
+        from .calling import run_function
 
         # The run's statements go through one thread, as Django's own async interface sends them.
-        outcome = await sync_to_async(calling.run_function, thread_sensitive=True)(self, args, kwargs, request)
+        outcome = await sync_to_async(run_function, thread_sensitive=True)(self, args, kwargs, request)
         return outcome.result
 
 
