@@ -14,7 +14,8 @@ from django.db import DatabaseError, transaction
 from django.dispatch import Signal
 
 from . import signals
-from .attempts import Attempt, Holder
+from .attempts import Holder
+from .calls import Call
 from .context import Run
 from .models import JobRun
 
@@ -37,19 +38,17 @@ def acquired(run: Run) -> bool:
     return True
 
 
-def skipped(
-    attempt: Attempt, using: str, run_id: int | None, holder: Holder | None, reason: str, explain: Callable[[], str]
-) -> None:
+def skipped(call: Call, run_id: int | None, holder: Holder | None, reason: str, explain: Callable[[], str]) -> None:
     """Say that an attempt did not run."""
     if logger.isEnabledFor(logging.INFO):
         # The explanation is made only where it is read.
         message = 'Job "%s" skipped%s: %s.'
-        _log(logging.INFO, attempt.job, run_id, message, attempt.job, _numbered(run_id), explain())
+        _log(logging.INFO, call.job, run_id, message, call.job, _numbered(run_id), explain())
     _send(
         signals.run_skipped,
-        attempt.job,
+        call.job,
         run_id,
-        using,
+        call.using,
         skip_reason=reason,
         held_by=holder.run_id if holder else None,
     )

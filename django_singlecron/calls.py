@@ -1,46 +1,69 @@
-"""One call of a singleton task on its way to a run, and what comes back."""
+"""One call of a singleton task on its way to a run, and what comes back.
+
+No named tuples and no dataclasses: each process that calls a task would generate their methods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from .capture import OutputTail
-from .context import RunResult
-from .keys import LockKey
-from .slots import Plan
+if TYPE_CHECKING:
+    from .capture import OutputTail
+    from .context import RunResult
+    from .keys import LockKey
+    from .slots import Plan
 
-Body = Callable[[OutputTail], Any]
 
-
-class Call(NamedTuple):
+class Call:
     """One call of a singleton task."""
 
-    job: str
-    key: LockKey
-    using: str
-    timeout: timedelta | None
-    record_skips: bool
-    arguments: str
-    trigger: str
-    command: str
-    body: Body
-    """Runs the job; what it writes goes to the tail too. May return a coroutine, which is awaited."""
-    plan: Plan | None = None
-    slot: datetime | None = None
-    """The slot to run for, in place of the present one."""
-    retry: bool = True
-    min_interval: timedelta | None = None
-    force: bool = False
-    is_async: bool = False
-    on_acquired: Callable[[int], object] | None = None
-    """Told the run's id before it starts."""
+    def __init__(
+        self,
+        *,
+        job: str,
+        key: LockKey,
+        using: str,
+        timeout: timedelta | None,
+        record_skips: bool,
+        arguments: str,
+        trigger: str,
+        command: str,
+        body: Callable[[OutputTail], Any],
+        plan: Plan | None = None,
+        slot: datetime | None = None,
+        retry: bool = True,
+        min_interval: timedelta | None = None,
+        force: bool = False,
+        is_async: bool = False,
+        on_acquired: Callable[[int], object] | None = None,
+    ) -> None:
+        self.job = job
+        self.key = key
+        self.using = using
+        self.timeout = timeout
+        self.record_skips = record_skips
+        self.arguments = arguments
+        self.trigger = trigger
+        self.command = command
+        self.body = body
+        """Runs the job; what it writes goes to the tail too. May return a coroutine, which is awaited."""
+        self.plan = plan
+        self.slot = slot
+        """The slot to run for, in place of the present one."""
+        self.retry = retry
+        self.min_interval = min_interval
+        self.force = force
+        self.is_async = is_async
+        self.on_acquired = on_acquired
+        """Told the run's id before it starts."""
 
 
-class Outcome(NamedTuple):
+class Outcome:
     """The result of a call, and in words why it was skipped."""
 
-    result: RunResult[Any]
-    explain: Callable[[], str] = str
-    """Says why it was skipped; nothing, which is what `str()` gives, when it ran."""
+    def __init__(self, result: RunResult[Any], explain: Callable[[], str] = str) -> None:
+        self.result = result
+        self.explain = explain
+        """Says why it was skipped; nothing, which is what `str()` gives, when it ran."""

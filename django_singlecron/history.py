@@ -12,8 +12,8 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import capture
-from .attempts import Attempt, Claim, Earlier, Holder, Row
-from .database import READ_COMMITTED, Sql, aware, fetch_all, now, reconnecting, refusal, send_together, try_again
+from .attempts import Attempt, Holder, Row
+from .database import READ_COMMITTED, Sql, fetch_all, now, reconnecting, refusal, send_together, try_again
 from .exceptions import LockLost
 from .keys import LockKey
 from .models import LOST_AFTER_SECONDS, JobRun
@@ -101,7 +101,7 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, acquire: Sql) -
             asked=1,
         )[0]
     except Error as error:
-        raise refusal(error, attempt.job, connection.alias) from error
+        raise refusal(error, attempt.call.job, connection.alias) from error
     return acquired
 
 
@@ -189,43 +189,7 @@ def mark_skipped(
             finished_at=now(connection),
         )
 
-    try_again(connection, skip if attempt.record_skips else own.delete)
-
-
-def find_earlier(connection: BaseDatabaseWrapper, job: str, claim: Claim, *, except_run: int = 0) -> Earlier | None:
-    """Return the earlier run because of which the job shall not run now, if there is one.
-
-    Runs that read "running" do not count: if they hold the lock, that keeps this one from running, and if they do not,
-    see `has_older_running`.
-    """
-    runs = JobRun.objects.using(connection.alias).for_job(job).acquired().exclude(pk=except_run)
-    ended = runs.exclude(status=JobRun.Status.RUNNING).without_texts()
-    if claim.slot is not None:
-        of_slot = ended.filter(slot=claim.slot)
-        taker = (of_slot.succeeded() if claim.retry else of_slot).first()
-        if taker is not None:
-            return Earlier(JobRun.SkipReason.ALREADY_RAN.value, _as_holder(taker))
-    if claim.min_interval is not None:
-        last = ended.first()
-        # Not one that seems to lie further in the future: the server's clock was wrong, for how long nobody knows.
-        if last is not None and abs(claim.now - aware(last.started_at)) < claim.min_interval:
-            return Earlier(JobRun.SkipReason.TOO_SOON.value, _as_holder(last))
-    return None
-
-
-def has_older_running(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row) -> bool:
-    """Whether an attempt of the job and its key that was made before this one reads "running"."""
-    runs = JobRun.objects.using(connection.alias).running().filter(job=attempt.job)
-    return runs.filter(key=row.key, key_is_pair=attempt.key.is_pair, pk__lt=row.id).exists()
-
-
-def give_slot_up(connection: BaseDatabaseWrapper, run_id: int) -> None:
-    """Let a forced run take no slot."""
-    JobRun.objects.using(connection.alias).filter(pk=run_id).update(slot=None)
-
-
-def _as_holder(run: JobRun) -> Holder:
-    return Holder(run.pk, run.host, run.pid, run.started_at)
+    try_again(connection, skip if attempt.call.record_skips else own.delete)
 
 
 def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None) -> None:
@@ -278,7 +242,7 @@ def recreate(connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, *, loc
         **attempt.columns(),
         pk=row.id,
         key=row.key,
-        key_is_pair=attempt.key.is_pair,
+        key_is_pair=attempt.call.key.is_pair,
         lock=lock,
         outcome=JobRun.Outcome.ACQUIRED,
         status=JobRun.Status.RUNNING,

@@ -73,7 +73,7 @@ def find(
     nameless = None
     for asked, pause in enumerate(WAITS_SECONDS):
         nameless_before, nameless = nameless, None
-        held = fetch_all(connection, Sql(_FIND, [row.key, attempt.key.is_pair, asked > 0]))
+        held = fetch_all(connection, Sql(_FIND, [row.key, attempt.call.key.is_pair, asked > 0]))
         if held:
             session, named, *run = held[0]
             if run[0] is not None:
@@ -106,6 +106,7 @@ def _only_candidate_left(connection: BaseDatabaseWrapper, candidates: Sequence[H
 def _find_ended(
     connection: BaseDatabaseWrapper, attempt: Attempt, row: Row, candidates: Sequence[Holder], *, since: datetime
 ) -> Holder | None:
-    parameters = [row.key, attempt.key.is_pair, row.started_at - PLAIN_AFTER, since, [c.run_id for c in candidates]]
+    seen = [candidate.run_id for candidate in candidates]
+    parameters = [row.key, attempt.call.key.is_pair, row.started_at - PLAIN_AFTER, since, seen]
     rows = fetch_all(connection, Sql(_FIND_ENDED, parameters))
     return Holder(*rows[0]) if rows else None

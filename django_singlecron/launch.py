@@ -11,7 +11,6 @@ from .conf import get_settings
 from .exceptions import NotPostgreSQL, RunRefused
 from .runner import Runner
 from .transactions import in_test_case
-from .unlocked import TestCaseRunner, UnlockedRunner
 
 
 def run(call: Call) -> Outcome:
@@ -35,14 +34,15 @@ def connection_for(job: str, using: str) -> BaseDatabaseWrapper:
 
 
 def _runner_for(call: Call) -> Runner:
-    connection = connection_for(call.job, call.using)
-    if not get_settings().locking:
-        return UnlockedRunner(call, connection)
-    if connection.vendor != "postgresql":
+    connection, locking = connection_for(call.job, call.using), get_settings().locking
+    if locking and connection.vendor != "postgresql":
         raise NotPostgreSQL(
             f'The job "{call.job}" did not run: its database "{call.using}" is {connection.vendor}, not PostgreSQL, '
             'and has no advisory locks. Name another with using=; for development, set SINGLECRON = {"LOCKING": False}.'
         )
-    if in_test_case(connection):
-        return TestCaseRunner(call, connection)
-    return Runner(call, connection)
+    if locking and not in_test_case(connection):
+        return Runner(call, connection)
+    # Not in production, whose processes do not pay for its import.
+    from .unlocked import TestCaseRunner, UnlockedRunner
+
+    return TestCaseRunner(call, connection) if locking else UnlockedRunner(call, connection)

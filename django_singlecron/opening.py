@@ -55,14 +55,15 @@ SELECT attempt.*, seen.holders::text FROM seen LEFT JOIN attempt ON true
 
 def opening_statement(attempt: Attempt, lock: Lock) -> Sql:
     """Return the statement that opens an attempt."""
-    key, probe = lock.key(attempt.key), lock.probe(attempt.key)
-    template = _OPEN if attempt.record_skips else _OPEN_IF_FREE
+    call = attempt.call
+    key, probe = lock.key(call.key), lock.probe(call.key)
+    template = _OPEN if call.record_skips else _OPEN_IF_FREE
     return Sql(
-        _opening_with(template, key.text, probe.text, attempt.key.is_pair, lock.label),
+        _opening_with(template, key.text, probe.text, call.key.is_pair, lock.label),
         [
             *(*probe.parameters, *key.parameters),
-            *(attempt.job, *key.parameters, attempt.arguments),
-            *(attempt.slot, attempt.forced, attempt.host, attempt.pid, attempt.trigger, attempt.command),
+            *(call.job, *key.parameters, call.arguments),
+            *(attempt.slot, call.force, attempt.host, attempt.pid, call.trigger, call.command),
         ],
     )
 
@@ -80,7 +81,7 @@ def open_attempt(connection: BaseDatabaseWrapper, attempt: Attempt, lock: Lock) 
     try:
         run_id, outcome, *row, seen = fetch_all(connection, opening_statement(attempt, lock))[0]
     except Error as error:
-        raise refusal(error, attempt.job, connection.alias) from error
+        raise refusal(error, attempt.call.job, connection.alias) from error
     holders = _read_holders(connection, seen) if seen else []
     if run_id is None:
         return Opened(False, None, holders)
@@ -112,7 +113,7 @@ def record_attempt(
     row = JobRun(
         **attempt.columns(),
         key=key,
-        key_is_pair=attempt.key.is_pair and key is not None,
+        key_is_pair=attempt.call.key.is_pair and key is not None,
         lock=lock,
         outcome=JobRun.Outcome.ACQUIRED if acquired else JobRun.Outcome.SKIPPED,
         skip_reason=skip_reason,
@@ -125,5 +126,5 @@ def record_attempt(
         reconnecting(connection, lambda: row.save(using=connection.alias, force_insert=True))
         row.refresh_from_db(using=connection.alias)
     except Error as error:
-        raise refusal(error, attempt.job, connection.alias) from error
+        raise refusal(error, attempt.call.job, connection.alias) from error
     return row

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import announcements, database, history, holders, opening
-from .attempts import Attempt, Claim, Earlier, Holder, Opened, Row
+from .attempts import Attempt, Holder, Opened, Row
 from .bodies import call_body
 from .calls import Call, Outcome
 from .capture import OutputTail
 from .conf import get_settings
 from .context import Run, RunContext, RunResult, run_context
-from .exceptions import ForkedRun, InvalidSlot, LockLost
+from .exceptions import ForkedRun, LockLost
 from .interrupts import Deadline, KeptFromChildren, SigtermRaises
 from .locks import Hold
 from .locks.postgres import PostgresLock
 from .models import SLOT_CONSTRAINT, JobRun
-from .slots import slot_at
 from .transactions import (
     OpenBlocks,
     block_left_open,
@@ -40,6 +38,9 @@ from .transactions import (
     roll_back_to_savepoint,
     statement_left_open,
 )
+
+if TYPE_CHECKING:
+    from .claims import Claim, Earlier
 
 # How long a run waits until it looks again what became of an older attempt.
 IN_DOUBT_PAUSE_SECONDS = 0.02
@@ -66,6 +67,8 @@ class Runner:
 
     lock = PostgresLock()
     label: str = PostgresLock.label
+    waits_for_older = True
+    """Whether an older attempt that reads "running" can only be about to end, since this run has the lock."""
 
     def __init__(self, call: Call, connection: BaseDatabaseWrapper) -> None:
         self.call = call
@@ -75,20 +78,9 @@ class Runner:
         self.began = time.monotonic()
         self.lock_was_lost = False
         self.exit: SystemExit | None = None
-        self.slot: datetime | None = None
         self.claim: Claim | None = None
         self.context: RunContext | None = None
-        self.attempt = Attempt(
-            job=call.job,
-            key=call.key,
-            record_skips=call.record_skips,
-            arguments=call.arguments,
-            host=socket.gethostname()[:255],
-            pid=os.getpid(),
-            trigger=call.trigger,
-            command=call.command,
-            forced=call.force,
-        )
+        self.attempt = Attempt(call)
 
     def run(self) -> Outcome:
         if self.connection.in_atomic_block and self.outer:
@@ -142,37 +134,21 @@ class Runner:
 
         For tasks with slots or a least interval alone: others send nothing before step 1.
         """
-        call = self.call
-        if call.plan is None and call.min_interval is None:
+        if self.call.plan is None and self.call.min_interval is None:
             return None
+        from .claims import Claim
+
         self.refresh_connection()
         try:
-            now = database.clock(self.connection)
-            self.slot = self._slot_at(now)
-            stored = database.storable(self.connection, self.slot) if self.slot else None
-            self.claim = Claim(now, stored, call.retry, call.min_interval)
-            earlier = history.find_earlier(self.connection, call.job, self.claim)
+            self.claim = Claim(self.attempt, self.connection)
+            return self.claim.look()
         except Error as error:
-            raise database.refusal(error, call.job, call.using) from error
-        self.attempt = self.attempt._replace(slot=stored)
-        if earlier is None or not call.force:
-            return earlier
-        if earlier.takes_slot:
-            self.attempt = self.attempt._replace(slot=None)
-        return None
+            raise database.refusal(error, self.call.job, self.call.using) from error
 
-    def _slot_at(self, now: datetime) -> datetime | None:
-        """Return the slot that is asked for, or else the present one; None for a job that has none."""
-        call = self.call
-        if call.plan is None:
-            return None
-        present = slot_at(call.plan, now)
-        if call.slot is not None and call.slot > present:
-            raise InvalidSlot(
-                f'The job "{call.job}" did not run: its slot of {call.slot.astimezone(call.plan.zone).isoformat()} is '
-                "still to come, and would be taken then."
-            )
-        return call.slot or present
+    @property
+    def slot(self) -> datetime | None:
+        """The slot that the attempt is for; None for a job that has none."""
+        return self.claim.slot if self.claim else None
 
     # The steps, in their order. What differs in a TestCase or without a lock is overridden elsewhere.
 
@@ -210,23 +186,11 @@ class Runner:
         if self.claim is None:
             return
         # Asked first: an end that is recorded between the two is seen by the second.
-        if not self.call.force and self.is_in_doubt(self.claim):
+        if self.waits_for_older and self.claim.is_in_doubt(self.row):
             raise InDoubt
-        earlier = history.find_earlier(self.connection, self.call.job, self.claim, except_run=self.row.id)
-        if earlier is not None and not self.call.force:
+        earlier = self.claim.look_again(self.row)
+        if earlier is not None:
             raise SlotTaken(earlier)
-        if earlier is not None and earlier.takes_slot and self.attempt.slot is not None:
-            history.give_slot_up(self.connection, self.row.id)
-            self.attempt = self.attempt._replace(slot=None)
-
-    def is_in_doubt(self, claim: Claim) -> bool:
-        """Whether an older attempt reads "running", although this run has the lock.
-
-        It lost the race for the lock and is about to say so, or it ran, and its failure is not on record yet. That
-        matters where a failure counts as well. The younger of two waits for the older, so that one of them runs.
-        """
-        counts_failures = claim.min_interval is not None or (claim.slot is not None and not claim.retry)
-        return counts_failures and history.has_older_running(self.connection, self.attempt, self.row)
 
     def mark_succeeded(self, run: Run) -> None:
         """Step 5: write the success mark in the job's transaction, if that still holds the lock."""
@@ -382,7 +346,7 @@ class Runner:
     def _find_taker(self) -> Earlier | None:
         """Say that the work is rolled back, and return the run whose success took the slot meanwhile."""
         announcements.rolled_back(self.call.job, self.row.id)
-        return history.find_earlier(self.connection, self.call.job, cast("Claim", self.claim), except_run=self.row.id)
+        return cast("Claim", self.claim).find_earlier(except_run=self.row.id)
 
     def _skipped_after_all(self, earlier: Earlier | None) -> Outcome:
         """Turn the attempt into a skip; another run's success took its slot, or it came too soon after another."""
@@ -412,7 +376,7 @@ class Runner:
     def _skip(self, run_id: int | None, holder: Holder | None, reason: str) -> Outcome:
         reason = str(reason)
         explain = partial(announcements.describe_skip, reason, holder, self.slot)
-        announcements.skipped(self.attempt, self.call.using, run_id, holder, reason, explain)
+        announcements.skipped(self.call, run_id, holder, reason, explain)
         result: RunResult[Any] = RunResult(
             "skipped",
             skip_reason=reason,

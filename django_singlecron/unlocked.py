@@ -10,7 +10,7 @@ from typing import TypeVar
 from django.db import DatabaseError, transaction
 
 from . import history, opening
-from .attempts import Claim, Opened, Row
+from .attempts import Opened, Row
 from .context import Run
 from .database import Sql, fetch_all
 from .interrupts import Deadline
@@ -28,6 +28,7 @@ class UnlockedRunner(Runner):
     """A run without a lock, for development where there is none: said in the log and on the row."""
 
     label = JobRun.LockKind.NONE.value
+    waits_for_older = False
 
     def open(self) -> Opened:
         self.refresh_connection()
@@ -40,9 +41,6 @@ class UnlockedRunner(Runner):
 
     def hold(self) -> None:
         set_savepoint(self.connection)
-
-    def is_in_doubt(self, claim: Claim) -> bool:
-        return False
 
     def draw_token(self) -> Callable[[], int] | None:
         return None

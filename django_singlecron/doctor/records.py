@@ -10,6 +10,7 @@ from django.db import Error, IntegrityError
 from django.db.migrations.loader import MigrationLoader
 
 from ..attempts import Attempt
+from ..calls import Call
 from ..database import sqlstate
 from ..history import ID_SEQUENCE, TABLE
 from ..keys import LockKey
@@ -110,8 +111,18 @@ def writable(stack: Stack) -> Verdict:
     """The role may write what runs write: shown by rows that are rolled back."""
     session = stack.first
     run_id, job = -1 - secrets.randbits(62), "django_singlecron.doctor"
-    attempt = Attempt(job, LockKey("hashtextextended", (job,)), True, "", "", 0, "function", "")
-    statement = opening_statement(attempt, PostgresLock())
+    call = Call(
+        job=job,
+        key=LockKey("hashtextextended", (job,)),
+        using=stack.alias,
+        timeout=None,
+        record_skips=True,
+        arguments="",
+        trigger=JobRun.Trigger.FUNCTION,
+        command="",
+        body=lambda tail: None,
+    )
+    statement = opening_statement(Attempt(call), PostgresLock())
     session.begin()
     try:
         session.rows(_INSERT, [run_id, job, "running"])

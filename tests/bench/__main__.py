@@ -22,7 +22,7 @@ class Size:
     runs_for_memory: int
 
 
-FULL = Size(rounds=30, starts=21, long_history=1_000_000, runs_for_memory=10_000)
+FULL = Size(rounds=30, starts=41, long_history=1_000_000, runs_for_memory=10_000)
 QUICK = Size(rounds=15, starts=7, long_history=50_000, runs_for_memory=1_000)
 
 
