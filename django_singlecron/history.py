@@ -10,6 +10,8 @@ from typing import Any
 
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 
 from . import capture
 from .attempts import Attempt, Holder, Row
@@ -200,13 +202,13 @@ def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None
 
 def mark_ended(
     connection: BaseDatabaseWrapper,
-    run_id: int,
+    row: Row,
     status: JobRun.Status,
     error: BaseException,
     output: str,
     token: int | None = None,
 ) -> JobRun.Status | None:
-    """Record by which error a run ended; return the status that the row has then, None when it has no row.
+    """Record by which error a run ended; return the status that the row has then, None when it is not to be seen.
 
     A row that reads succeeded keeps that status, since its work is committed, and takes the error beside it: an
     `on_commit` hook raised, or the connection went before the COMMIT was answered.
@@ -218,7 +220,10 @@ def mark_ended(
         "output": output,
         "token": token,
     }
-    own = JobRun.objects.using(connection.alias).filter(pk=run_id)
+    own = JobRun.objects.using(connection.alias).filter(pk=row.id)
+    if row.table_oid:
+        # A job or a hook may have changed search_path, and a row of another schema's history bear the same number.
+        own = own.filter(RawSQL("tableoid = (%s)::oid", [row.table_oid], BooleanField()))
     unfinished = own.filter(status__in=[JobRun.Status.RUNNING, JobRun.Status.LOST])
 
     def record() -> JobRun.Status | None:

@@ -72,6 +72,7 @@ class Deadline:
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._watch_clock, name="singlecron-deadline", daemon=True)
         self._socket: socket.socket | None = None
+        self._session: object = None
         self.passed = False
         self._by_signal = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGURG")
         self._previous_handler = signal.getsignal(signal.SIGURG) if self._by_signal else None
@@ -87,6 +88,7 @@ class Deadline:
             if self._connection is not None:
                 # A descriptor of its own: the job may close the connection, and the number be used again.
                 self._socket = own_socket(self._connection)
+                self._session = self._connection.connection
                 _deadline_sockets.add(self._socket)
             if self._by_signal:
                 # The system ignores SIGURG by default, so one that arrives late harms nobody.
@@ -117,11 +119,15 @@ class Deadline:
     def _watch_clock(self) -> None:
         wait = self._seconds
         while not self._over.wait(wait):
-            if not self.passed and self._socket is not None:
+            if not self.passed and self._socket is not None and self._is_ours():
                 shut_down(self._socket)
             self.passed = True
             self._interrupt()
             wait = INTERRUPT_AGAIN_AFTER
+
+    def _is_ours(self) -> bool:
+        """Whether the connection still has the session that it had; a pool lends one that was given back to others."""
+        return self._connection is not None and self._connection.connection is self._session
 
     def _send_signal(self) -> None:
         signal.pthread_kill(self._thread_id, signal.SIGURG)

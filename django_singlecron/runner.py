@@ -216,6 +216,10 @@ class Runner:
         """Whether the run's transaction still has its lock."""
         return not self.is_broken() and history.holds(self.connection, run.id)
 
+    def sees_history(self) -> bool:
+        """Whether search_path still leads to the history that the run is in: another schema may have one of its own."""
+        return history.sees_table(self.connection, self.row)
+
     def is_broken(self) -> bool:
         """Whether the run's transaction can only be rolled back, or is gone with its connection."""
         return self.connection.closed_in_transaction or self.connection.needs_rollback
@@ -292,12 +296,18 @@ class Runner:
             token = self.context.run.token_if_drawn if self.context else None
             if self.context:
                 self.context.run.end(token)
-            mark = partial(history.mark_ended, self.connection, self.row.id, status, error, self.tail.text(), token)
+            mark = partial(history.mark_ended, self.connection, self.row, status, error, self.tail.text(), token)
             ended = mark()
-            if ended is None:
+            if ended is None and self.sees_history():
                 history.recreate(self.connection, self.attempt, self.row, lock=self.label)
                 ended = mark()
-            status = ended or status
+            elif ended is None:
+                # A hook left search_path changed. A new session has what the project says.
+                self.connection.close()
+                ended = mark()
+            if ended is None:
+                raise LookupError(f"search_path leads to another history than that of the run {self.row.id}.")
+            status = ended
         except Exception:
             announcements.not_recorded(self.call.job, self.row.id, 'Its end could not be; it will read "lost".')
         self._restore_inner_attempts()

@@ -60,6 +60,9 @@ class UnlockedRunner(Runner):
             explain_broken_transaction(run, error)
             raise
 
+    def sees_history(self) -> bool:
+        return True
+
     def deadline(self) -> Deadline | None:
         if self.call.timeout is None:
             return None

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
@@ -30,6 +30,7 @@ from .support_core import (
     real_database,
     role,
     session,
+    sql,
     the_run,
     trigger,
     write,
@@ -390,35 +391,73 @@ def test_a_row_that_was_deleted_while_the_job_ran_is_written_anew(end: str) -> N
     assert row.finished_at is not None
 
 
-@pytest.mark.parametrize("has_row", [True, False])
-def test_a_job_that_leaves_the_search_path_changed_does_not_write_into_another_schemas_history(has_row: bool) -> None:
+@pytest.fixture
+def elsewhere() -> Iterator[Session]:
+    """Another schema with a history of its own, in which the next run's number is that of a lost run."""
     columns = "id, job, status, outcome, host, pid, trigger, started_at"
-
-    def work() -> None:
-        write()
-        with connection.cursor() as cursor:
-            cursor.execute("SET search_path = elsewhere, public")
-
     with session() as owner:
+        number = owner.one("SELECT last_value + 1 FROM django_singlecron_jobrun_id_seq")
         owner.execute("CREATE SCHEMA elsewhere")
         owner.execute(
             "CREATE TABLE elsewhere.django_singlecron_jobrun (LIKE public.django_singlecron_jobrun INCLUDING ALL)"
         )
+        row = f"({columns}) VALUES ({number}, 'other', 'lost', 'acquired', 'here', 1, 'function', now())"
+        owner.execute(f"INSERT INTO elsewhere.django_singlecron_jobrun {row}")
         try:
-            task = job(work)
-            if has_row:
-                owner.execute(
-                    f"INSERT INTO elsewhere.django_singlecron_jobrun ({columns}) "
-                    "SELECT last_value + 1, 'job', 'lost', 'acquired', 'here', 1, 'function', now() "
-                    "FROM django_singlecron_jobrun_id_seq"
-                )
-            with pytest.raises(TransactionBroken, match="left search_path changed"):
-                task()
-            statuses = "SELECT coalesce(string_agg(status, ','), '') FROM elsewhere.django_singlecron_jobrun"
-            assert owner.one(statuses) == ("lost" if has_row else "")
+            yield owner
         finally:
             owner.execute("DROP SCHEMA elsewhere CASCADE")
+
+
+def in_elsewhere(owner: Session) -> str | None:
+    row = "concat_ws(' ', job, status, nullif(error_class, ''))"
+    return cast("str | None", owner.one(f"SELECT string_agg({row}, ',') FROM elsewhere.django_singlecron_jobrun"))
+
+
+SEE_ELSEWHERE = "SET search_path = elsewhere, public"
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_a_job_that_leaves_the_search_path_changed_does_not_write_into_another_schemas_history(
+    elsewhere: Session, has_row: bool
+) -> None:
+    def work() -> None:
+        write()
+        sql(SEE_ELSEWHERE)
+
+    if not has_row:
+        elsewhere.execute("DELETE FROM elsewhere.django_singlecron_jobrun")
+    with pytest.raises(TransactionBroken, match="left search_path changed"):
+        job(work)()
+    assert in_elsewhere(elsewhere) == ("other lost" if has_row else None)
     assert (the_run().status, written()) == ("failed", [])
+
+
+def test_nor_does_a_hook_that_leaves_it_so_and_raises(elsewhere: Session) -> None:
+    def hook() -> None:
+        sql(SEE_ELSEWHERE)
+        raise ZeroDivisionError
+
+    def work() -> None:
+        write()
+        transaction.on_commit(hook)
+
+    with pytest.raises(ZeroDivisionError):
+        job(work)()
+    assert in_elsewhere(elsewhere) == "other lost"
+    assert (the_run().status, the_run().error_class, written()) == ("succeeded", "ZeroDivisionError", ["written"])
+
+
+def test_nor_a_run_of_another_schema_whose_session_ended(elsewhere: Session, caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere.execute("INSERT INTO public.django_singlecron_jobrun SELECT * FROM elsewhere.django_singlecron_jobrun")
+    elsewhere.execute("TRUNCATE elsewhere.django_singlecron_jobrun")
+    sql(SEE_ELSEWHERE)
+    with pytest.raises(OperationalError):
+        job(lambda: sql("SELECT pg_terminate_backend(pg_backend_pid())"))()
+    # The new session sees the other one.
+    assert (the_run().job, the_run().status, the_run().error_class) == ("other", "lost", "")
+    assert "search_path leads to another history" in caplog.text
+    assert in_elsewhere(elsewhere) == "job running"
 
 
 def test_an_end_that_cannot_be_recorded_does_not_mask_the_jobs_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, connections
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_singlecron import ForkedRun, LockLost, RunTimedOut, current_run, interrupts
@@ -313,6 +313,38 @@ def test_a_timeout_about_as_long_as_the_job_is_either_in_time_or_not() -> None:
 def test_an_error_of_the_job_before_its_timeout_is_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         job(lambda: 1 / 0, timeout=60)()
+
+
+@pytest.mark.skipif(not is_psycopg3, reason="Django's pool needs psycopg 3: pip install 'psycopg[binary,pool]'")
+def test_a_timeout_leaves_a_session_alone_that_the_job_gave_back_to_djangos_pool() -> None:
+    with database_alias("pooled", CONN_MAX_AGE=0, OPTIONS={"pool": {"min_size": 1, "max_size": 2}}) as alias:
+        pooled = connections[alias]
+
+        def work() -> None:
+            given_back = pooled.connection
+            pooled.close()
+
+            def take() -> Any:
+                """Be lent what was given back, once a thread of the pool has put it right."""
+                taken = pooled.pool.getconn()
+                if taken is given_back:
+                    return taken
+                return pooled.pool.putconn(taken)
+
+            lent.append(wait_until(take, what="the session in the pool"))
+            time.sleep(WAIT)
+
+        lent: list[Any] = []
+        try:
+            with pytest.raises(RunTimedOut):
+                job(work, using=alias, timeout=SHORT)()
+            assert lent[0].execute("SELECT 1").fetchone() == (1,)
+        finally:
+            for taken in lent:
+                pooled.pool.putconn(taken)
+            pooled.close()
+            pooled.close_pool()
+    assert the_run().status == "failed"
 
 
 def test_an_outer_runs_timeout_ends_an_inner_run() -> None:
