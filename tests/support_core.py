@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 WAIT = 10
 
-TAKES_LOCK = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+TAKES_LOCK = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 """How the message begins by which a run takes its lock; `read_committed()` sends the same words without a semicolon."""
 
 # Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.

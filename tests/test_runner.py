@@ -62,19 +62,21 @@ from .support_core import (
 
 pytestmark = real_database
 
-SQL_OF_A_RUN = ["WITH", "BEGIN", TAKES_LOCK, "UPDATE", "COMMIT"]
+# psycopg2 sends one by one what goes in one message with psycopg 3.
+APART = [] if is_psycopg3 else ["SELECT CASE WHEN pg_try_advisory_xact_lock", "SAVEPOINT"]
+SQL_OF_A_RUN = ["WITH", "BEGIN", TAKES_LOCK, *APART, "UPDATE", "COMMIT"]
 
 
 # What it sends and returns
 
 
-def test_a_run_takes_five_round_trips() -> None:
+def test_a_run_takes_five_round_trips_and_seven_with_psycopg2() -> None:
     task = job(lambda: 42)
     connection.ensure_connection()
     with CaptureQueriesContext(connection) as queries:
         result = task()
     sent = [query["sql"].strip() for query in queries]
-    assert [text.startswith(start) for text, start in zip(sent, SQL_OF_A_RUN, strict=True)] == [True] * 5
+    assert [text.startswith(start) for text, start in zip(sent, SQL_OF_A_RUN, strict=True)] == [True] * len(sent)
     run = the_run()
     assert result == RunResult("acquired", value=42, run_id=run.pk)
     assert result
