@@ -1,6 +1,6 @@
 """What is known of an attempt, of its row, and of the runs that were in its way: plain values.
 
-No named tuples and no dataclasses: each process that tries a job would generate their methods.
+Plain classes: each process that tries a job would generate what named tuples and dataclasses have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One call of a singleton task on its way to a run, and what comes back.
 
-No named tuples and no dataclasses: each process that calls a task would generate their methods.
+Plain classes: each process that calls a task would generate what named tuples and dataclasses have.
 """
 
 from __future__ import annotations

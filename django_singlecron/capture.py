@@ -12,7 +12,6 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from typing import IO, Any, ClassVar, TextIO, cast
 
 from django.core.management.base import OutputWrapper
@@ -162,11 +161,13 @@ class _RunHandler(logging.Handler):
 _RUN_HANDLER = _RunHandler()
 
 
-class _LastResort(logging.Handler):
-    """Logging's last resort, which writes to stderr what nobody handles, and then the run's handler."""
+class _LastResort:
+    """Logging's last resort, which writes to stderr what nobody handles, and then the run's handler.
+
+    All else that is asked of it, the original does. No handler itself: each run makes one, and a handler has a lock.
+    """
 
     def __init__(self, original: logging.Handler | None) -> None:
-        super().__init__(original.level if original else logging.WARNING)
         self.original = original
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -179,10 +180,12 @@ class _LastResort(logging.Handler):
             _RUN_HANDLER.handle(record)
         return True
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original or _NO_LAST_RESORT, name)
 
-@lru_cache(maxsize=1)
-def _last_resort_after(original: logging.Handler | None) -> _LastResort:
-    return _LastResort(original)
+
+# What stands in where a project has none.
+_NO_LAST_RESORT = logging.NullHandler(logging.WARNING)
 
 
 class CapturedLogging:
@@ -203,7 +206,7 @@ class CapturedLogging:
             if root.handlers:
                 root.addHandler(_RUN_HANDLER)
             elif not isinstance(logging.lastResort, _LastResort):
-                logging.lastResort = _last_resort_after(logging.lastResort)
+                logging.lastResort = cast("logging.Handler", _LastResort(logging.lastResort))
             # Last: what an interruption before it leaves, the next block takes away.
             CapturedLogging._entered += 1
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from . import history
 from .attempts import Attempt, Holder, Row
 from .database import aware, clock, storable
 from .exceptions import InvalidSlot
@@ -30,7 +31,10 @@ class Earlier(NamedTuple):
 
 
 class Claim:
-    """What one attempt claims, at the moment when it is made by the database's clock. One object for each call."""
+    """What one attempt claims, at the moment when it is made by the database's clock. One object for each call.
+
+    It tells the attempt which slot its success will take.
+    """
 
     def __init__(self, attempt: Attempt, connection: BaseDatabaseWrapper) -> None:
         self._attempt = attempt
@@ -72,7 +76,7 @@ class Claim:
         if earlier is None or not self._attempt.call.force:
             return earlier
         if earlier.takes_slot and self._attempt.slot is not None:
-            JobRun.objects.using(self._connection.alias).filter(pk=row.id).update(slot=None)
+            history.give_slot_up(self._connection, row.id)
             self._attempt.slot = None
         return None
 

@@ -49,8 +49,6 @@ WHERE run.key = wanted.key AND run.key_is_pair = wanted.is_pair AND run.status =
 RETURNING run.id, run.job, run.host, run.pid, run.started_at
 """  # noqa: S608  # of constants alone
 
-SET_SAVEPOINT = Sql(f"SAVEPOINT {SAVEPOINT}")
-
 LOST_MESSAGE = (
     "The process that ran the job ended without a word: it was killed, or its host or connection went away. "
     "PostgreSQL rolled its work back and freed the lock."
@@ -99,7 +97,7 @@ def begin_run(connection: BaseDatabaseWrapper, attempt: Attempt, acquire: Sql) -
             READ_COMMITTED,
             acquire,
             # After the lock, which it keeps from the job's errors.
-            SET_SAVEPOINT,
+            Sql(f"SAVEPOINT {SAVEPOINT}"),
             asked=1,
         )[0]
     except Error as error:
@@ -192,6 +190,11 @@ def mark_skipped(
         )
 
     try_again(connection, skip if attempt.call.record_skips else own.delete)
+
+
+def give_slot_up(connection: BaseDatabaseWrapper, run_id: int) -> None:
+    """Let a forced run take no slot."""
+    JobRun.objects.using(connection.alias).filter(pk=run_id).update(slot=None)
 
 
 def name_holder(connection: BaseDatabaseWrapper, row: Row, holder: Holder | None) -> None:

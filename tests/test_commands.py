@@ -5,7 +5,7 @@ import logging
 import sys
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.management import call_command
@@ -348,6 +348,27 @@ def test_a_project_may_do_without_a_last_resort(
     assert latest().output.endswith(" WARNING shop: kept\n")
     assert capsys.readouterr().err == ""
     assert logging.lastResort is None
+
+
+def test_the_last_resort_keeps_the_level_that_it_is_given(
+    db: None,
+    unconfigured: Callable[[], logging.Logger],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = unconfigured()
+    own = logging.StreamHandler()
+    monkeypatch.setattr(logging, "lastResort", own)
+    task = singleton_task("says")(lambda: logger.warning("said"))
+    assert task()
+    assert latest().output.endswith(" WARNING shop: said\n")
+    own.setLevel(logging.ERROR)
+    assert task()
+    assert (latest().output, capsys.readouterr().err) == ("", "said\n")
+    assert singleton_task("sets")(lambda: cast("Any", logging.lastResort).setLevel(logging.INFO))()
+    assert (logging.lastResort, own.level) == (own, logging.INFO)
+    assert task()
+    assert capsys.readouterr().err == "said\n"
 
 
 def test_a_last_resort_that_the_job_sets_stays(

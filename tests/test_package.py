@@ -25,6 +25,13 @@ import django_singlecron.management.commands.singlecron
 print(sorted(name for name in sys.modules if name.startswith("django_singlecron")))
 """
 
+CALL = """
+import sys, django
+django.setup()
+import django_singlecron.calling
+print(sorted(name for name in sys.modules if name.startswith("django_singlecron")))
+"""
+
 LATE = """
 import sys, django
 django.setup()
@@ -75,6 +82,16 @@ def test_a_run_does_not_import_the_doctor() -> None:
     )
     assert "django_singlecron.watch" in done.stdout
     assert "django_singlecron.doctor.examine" not in done.stdout
+
+
+@pytest.mark.django_db
+def test_a_call_does_not_import_what_only_few_need() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
+    )
+    assert "django_singlecron.runner" in done.stdout
+    assert "django_singlecron.claims" not in done.stdout
+    assert "django_singlecron.unlocked" not in done.stdout
 
 
 @pytest.mark.django_db

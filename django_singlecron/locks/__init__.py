@@ -35,6 +35,6 @@ class Lock(Protocol):
         """A query of one row that takes the lock for a run's transaction and sets its guards.
 
         Its first column is whether the lock is granted. Then, and only then, the setting `singlecron.run` is the run's
-        id: by that the run knows (`history.begin_run`).
+        id: by that the run knows later whether it still holds it (`history.holds`).
         """
         ...
