@@ -161,6 +161,18 @@ class TestOnSQLite:
             assert written(alias) == []
             assert [run.status for run in JobRun.objects.using(alias)] == ["lost"]
 
+    def test_a_failing_runs_row_that_was_deleted_meanwhile_is_written_anew(self, tmp_path: Path) -> None:
+        def work() -> None:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("COMMIT")
+                cursor.execute("DELETE FROM django_singlecron_jobrun")
+
+        with sqlite(tmp_path) as alias:
+            with pytest.raises(LockLost):
+                job(work, using=alias)()
+            [row] = JobRun.objects.using(alias)
+            assert (row.job, row.outcome, row.status, row.lock) == ("job", "acquired", "lost", "none")
+
     def test_a_raw_begin_is_refused(self, tmp_path: Path) -> None:
         with sqlite(tmp_path) as alias, connections[alias].cursor() as cursor:
             cursor.execute("BEGIN")
