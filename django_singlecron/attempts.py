@@ -1,6 +1,6 @@
 """What is known of an attempt, of its row, and of the runs that were in its way: plain values.
 
-Plain classes: each process that tries a job would generate what named tuples and dataclasses have.
+Plain classes, since each process that tries a job would have to generate the methods of named tuples and dataclasses.
 """
 
 from __future__ import annotations

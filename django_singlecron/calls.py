@@ -1,6 +1,6 @@
 """One call of a singleton task on its way to a run, and what comes back.
 
-Plain classes: each process that calls a task would generate what named tuples and dataclasses have.
+Plain classes, since each process that calls a task would have to generate the methods of named tuples and dataclasses.
 """
 
 from __future__ import annotations

@@ -58,25 +58,18 @@ class Claim:
             )
         return call.slot or present
 
-    def look(self) -> Earlier | None:
+    def look(self, row: Row | None = None) -> Earlier | None:
         """Return the earlier run because of which the attempt is skipped.
 
-        A forced attempt is not skipped; it only takes no slot that is taken.
+        A forced attempt is not skipped; it only takes no slot that is taken. Arguments: `row`, the attempt's own, once
+        it has one.
         """
-        earlier = self.find_earlier()
-        if earlier is None or not self._attempt.call.force:
-            return earlier
-        if earlier.takes_slot:
-            self._attempt.slot = None
-        return None
-
-    def look_again(self, row: Row) -> Earlier | None:
-        """Return the same under the lock, where the attempt has a row by now."""
-        earlier = self.find_earlier(except_run=row.id)
+        earlier = self.find_earlier(except_run=row.id if row else 0)
         if earlier is None or not self._attempt.call.force:
             return earlier
         if earlier.takes_slot and self._attempt.slot is not None:
-            history.give_slot_up(self._connection, row.id)
+            if row is not None:
+                history.give_slot_up(self._connection, row.id)
             self._attempt.slot = None
         return None
 

@@ -119,15 +119,16 @@ class Deadline:
     def _watch_clock(self) -> None:
         wait = self._seconds
         while not self._over.wait(wait):
-            if not self.passed and self._socket is not None and self._is_ours():
-                shut_down(self._socket)
+            if not self.passed:
+                self._end_session()
             self.passed = True
             self._interrupt()
             wait = INTERRUPT_AGAIN_AFTER
 
-    def _is_ours(self) -> bool:
-        """Whether the connection still has the session that it had; a pool lends one that was given back to others."""
-        return self._connection is not None and self._connection.connection is self._session
+    def _end_session(self) -> None:
+        # Not one that the job gave back: Django's pool may have lent it to others.
+        if self._socket is not None and self._connection and self._connection.connection is self._session:
+            shut_down(self._socket)
 
     def _send_signal(self) -> None:
         signal.pthread_kill(self._thread_id, signal.SIGURG)

@@ -188,7 +188,7 @@ class Runner:
         # Asked first: an end that is recorded between the two is seen by the second.
         if self.waits_for_older and self.claim.is_in_doubt(self.row):
             raise InDoubt
-        earlier = self.claim.look_again(self.row)
+        earlier = self.claim.look(self.row)
         if earlier is not None:
             raise SlotTaken(earlier)
 

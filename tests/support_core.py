@@ -25,7 +25,7 @@ T = TypeVar("T")
 WAIT = 10
 
 TAKES_LOCK = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-"""How the message begins by which a run takes its lock; `read_committed()` sends the same words without a semicolon."""
+"""How that begins by which a run takes its lock: a message, or with psycopg2 the first of three."""
 
 # Jobs commit, as in production. Flushing the tables of these apps alone takes a fraction of the time.
 real_database = pytest.mark.django_db(transaction=True, available_apps=["django_singlecron", "testproject.billing"])

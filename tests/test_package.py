@@ -39,6 +39,14 @@ print(sorted(name for name in sys.modules if name.startswith("testproject.billin
 """
 
 
+def imported_by(script: str) -> str:
+    """Return what a process that runs `script` prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
+    )
+    return done.stdout
+
+
 def test_public_names() -> None:
     assert sorted(django_singlecron.__all__) == django_singlecron.__all__
     for name in django_singlecron.__all__:
@@ -77,30 +85,24 @@ def test_its_names_are_listed_and_no_others_are_had() -> None:
 
 @pytest.mark.django_db
 def test_a_run_does_not_import_the_doctor() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
-    )
-    assert "django_singlecron.watch" in done.stdout
-    assert "django_singlecron.doctor.examine" not in done.stdout
+    imported = imported_by(COMMAND)
+    assert "django_singlecron.watch" in imported
+    assert "django_singlecron.doctor.examine" not in imported
 
 
 @pytest.mark.django_db
 def test_a_call_does_not_import_what_only_few_need() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CALL], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
-    )
-    assert "django_singlecron.runner" in done.stdout
-    assert "django_singlecron.claims" not in done.stdout
-    assert "django_singlecron.unlocked" not in done.stdout
+    imported = imported_by(CALL)
+    assert "django_singlecron.runner" in imported
+    assert "django_singlecron.claims" not in imported
+    assert "django_singlecron.unlocked" not in imported
 
 
 @pytest.mark.django_db
 def test_setting_up_imports_no_cron_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LATE], capture_output=True, cwd=ROOT, check=True, text=True, env=environment()
-    )
-    assert "testproject.billing.models" in done.stdout
-    assert "testproject.billing.cron" not in done.stdout
+    imported = imported_by(LATE)
+    assert "testproject.billing.models" in imported
+    assert "testproject.billing.cron" not in imported
 
 
 @pytest.mark.django_db
